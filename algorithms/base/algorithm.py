@@ -1,0 +1,147 @@
+"""The loop: prompts, responses, rewards, advantages, update, new weights.
+
+    sample_groups -> group_advantages -> learners.update_from_rollouts -> publish -> distribute
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    TIMERS,
+)
+
+from rlhf_algos.algorithms.base import weights
+from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.base.evaluation import EvaluationOnRolloutActors
+from rlhf_algos.algorithms.base.metrics import rollout_metrics, staleness_metrics
+from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.resources import check_resources
+from rlhf_algos.algorithms.base.rollouts import Rollouts, sample_groups
+from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.objectives import group_advantages
+from rlhf_algos.weight_sync import SharedWeights
+
+
+class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
+    """Synchronous on-policy training of a language model. Subclasses bring a config and a learner's loss."""
+
+    config: LanguageModelAlgorithmConfig
+
+    # ---- building -----------------------------------------------------------------------------------------------
+
+    def setup(self, config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> None:
+        """Starts rollout actors and learners, and gives the actors the trainer's weights."""
+        if not isinstance(config, LanguageModelAlgorithmConfig):
+            config = self.get_default_config().update_from_dict(dict(config))
+        if ray.util.get_current_placement_group() is None:
+            check_resources(self.default_resource_request(config).bundles)
+        self._shared_weights = SharedWeights()
+        self._weight_version = 0
+        self._next_group = 0
+        super().setup(config)
+        self._publish()
+
+    @classmethod
+    def default_resource_request(cls, config: Any) -> Any:
+        """The placement group of a trial: one bundle for the driver and one per rollout actor and learner."""
+        request = super().default_resource_request(config)
+        if ray.is_initialized() and ray.util.get_current_placement_group() is None:
+            check_resources(request.bundles)
+        return request
+
+    def cleanup(self) -> None:
+        """Stops all actors and frees the shared memory."""
+        try:
+            super().cleanup()
+        finally:
+            if hasattr(self, "_shared_weights"):
+                self._shared_weights.close()
+
+    # ---- one iteration ------------------------------------------------------------------------------------------
+
+    def training_step(self) -> None:
+        """One iteration; results are logged under RLlib's keys."""
+        with self.metrics.log_time((TIMERS, "sample")):
+            rollouts = self._sample()
+        batch = self._with_advantages(rollouts.batch)
+        self._log_rollouts(rollouts, batch)
+        with self.metrics.log_time((TIMERS, "learner_update")):
+            learner_metrics = self._update(batch)
+        self.metrics.log_dict(learner_metrics, key=(LEARNER_RESULTS, DEFAULT_MODULE_ID), reduce="mean")
+        if learner_metrics["num_optimizer_steps"]:
+            self._weight_version += 1
+            with self.metrics.log_time((TIMERS, "weight_sync")):
+                self._publish()
+
+    def _sample(self) -> Rollouts:
+        first = self._next_group
+        self._next_group += self.config.prompts_per_iteration
+        return sample_groups(
+            self.env_runner_group,
+            range(first, self._next_group),
+            weight_version=self._weight_version,
+            restore=lambda: self.restore_env_runners(self.env_runner_group),
+            patience_s=self.config.env_runner_restore_timeout_s,
+        )
+
+    def _with_advantages(self, batch: RolloutBatch) -> RolloutBatch:
+        advantages = group_advantages(
+            torch.from_numpy(batch.rewards),
+            torch.from_numpy(batch.group_ids),
+            normalize_std=self.config.normalize_std,
+        )
+        return dataclasses.replace(batch, advantages=advantages.numpy())
+
+    def _update(self, batch: RolloutBatch) -> dict[str, float]:
+        steps = self._episodes_sampled()
+        # Into the object store once; every rank maps the same memory.
+        reference = ray.put(batch)
+        return on_learners(
+            self.learner_group,
+            lambda learner: learner.update_from_rollouts(ray.get(reference), env_steps_sampled=steps),
+        )[0]
+
+    def _episodes_sampled(self) -> int:
+        return int(self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
+
+    def _log_rollouts(self, rollouts: Rollouts, batch: RolloutBatch) -> None:
+        key = ENV_RUNNER_RESULTS
+        self.metrics.log_dict(rollout_metrics(batch), key=key, reduce="mean")
+        self.metrics.log_value((key, NUM_ENV_STEPS_SAMPLED_LIFETIME), batch.num_samples, reduce="lifetime_sum")
+        self.metrics.log_value(
+            (key, "num_response_tokens_lifetime"), batch.num_response_tokens, reduce="lifetime_sum"
+        )
+        for name in ("prompts_too_long", "groups_sampled_again"):
+            self.metrics.log_value((key, f"{name}_lifetime"), getattr(rollouts, name), reduce="lifetime_sum")
+        self.metrics.log_dict(staleness_metrics(batch, self._weight_version), key="staleness", reduce="mean")
+
+    # ---- weights and actors -------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        weights.publish(self.learner_group, self._shared_weights, self._weight_version)
+        weights.distribute(self.env_runner_group, self._shared_weights, self._weight_version)
+
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        """Brings restarted actors back, with the current weights before they sample anything."""
+        restored = list(env_runner_group.probe_unhealthy_env_runners())
+        if restored:
+            weights.distribute(env_runner_group, self._shared_weights, self._weight_version, restored)
+        return restored
+
+    def save_pretrained(self, path: str | Path) -> Path:
+        """Writes the trained model as a Hugging Face directory, which `language_model(path)` loads again."""
+        path = Path(path).absolute()
+        on_learners(self.learner_group, lambda learner: learner.save_pretrained(str(path)))
+        return path

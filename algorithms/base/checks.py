@@ -1,0 +1,118 @@
+"""Checks of a configuration as a whole, made before anything is started."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
+
+if TYPE_CHECKING:
+    from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+
+REDUCTIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+DTYPES = ("float32", "bfloat16")
+
+# Engine arguments that this library sets; another value would break what it records.
+_OWNED_ENGINE_ARGS = {
+    "model": "language_model(path)",
+    "logprobs_mode": "nothing: log-probabilities are those of the distribution that was sampled from",
+    "max_logprobs": "sampling(record_head=...)",
+    "enable_return_routed_experts": "sampling(record_routes=...)",
+    "async_scheduling": "nothing: sampling is synchronous and reproducible",
+    "skip_tokenizer_init": "nothing: the rollout actor tokenizes",
+    "seed": "debugging(seed=...)",
+}
+
+
+def check_config(config: LanguageModelAlgorithmConfig) -> None:
+    """Raises ValueError on the first option or combination that can't work; its text says what to do."""
+    _check_language_model(config)
+    _check_rollouts(config)
+    _check_training(config)
+    _check_rllib_options(config)
+    deepspeed_settings(
+        zero_stage=config.zero_stage,
+        bfloat16=config.trainer_dtype == "bfloat16",
+        offload_optimizer=config.offload_optimizer,
+        grad_clip=config.grad_clip,
+        overrides=config.deepspeed_config,
+    )
+
+
+def _require(valid: bool, option: str, value: Any, wanted: str) -> None:
+    if not valid:
+        raise ValueError(f"{option}={value!r} must be {wanted}.")
+
+
+def _check_language_model(config: LanguageModelAlgorithmConfig) -> None:
+    config.model_path()
+    _require(config.trainer_dtype in DTYPES, "language_model(dtype", config.trainer_dtype, f"one of {DTYPES})")
+
+
+def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
+    sampling = config.sampling_settings()
+    if not config.in_evaluation:
+        sampling.for_training()
+    for name in config.vllm_args:
+        if name in _OWNED_ENGINE_ARGS:
+            raise ValueError(f"vllm({name}=...) is set by {_OWNED_ENGINE_ARGS[name]}.")
+    if config.env is None:
+        raise ValueError("No environment: call environment('rlhf_algos/Addition-v0') or give a PromptEnv class.")
+
+
+def _check_training(config: LanguageModelAlgorithmConfig) -> None:
+    _require(_whole(config.group_size) and config.group_size >= 2, "training(group_size", config.group_size,
+             "a whole number of at least 2: an advantage compares the responses to one prompt)")
+    for name in ("prompts_per_iteration", "num_epochs", "token_budget"):
+        value = getattr(config, name)
+        _require(_whole(value) and value >= 1, name, value, "a whole number of at least 1")
+    size = config.minibatch_size
+    _require(size is None or (_whole(size) and size >= 1), "training(minibatch_size", size,
+             "None or a whole number of at least 1)")
+    _require(config.loss_reduction in REDUCTIONS, "training(loss_reduction", config.loss_reduction,
+             f"one of {REDUCTIONS})")
+    needs_length = config.loss_reduction == "seq-mean-token-sum-norm"
+    if needs_length != (config.loss_fixed_length is not None):
+        raise ValueError(
+            f"training(loss_reduction={config.loss_reduction!r}, loss_fixed_length={config.loss_fixed_length}): the "
+            "fixed length belongs to 'seq-mean-token-sum-norm', and only to it."
+        )
+    _require(not needs_length or config.loss_fixed_length > 0, "training(loss_fixed_length",
+             config.loss_fixed_length, "positive)")
+    for name in ("corrector", "router_replay"):
+        _require(getattr(config, name) in ("none", None), f"training({name}", getattr(config, name), "'none')")
+    for name in ("weight_decay", "adam_eps"):
+        value = getattr(config, name)
+        _require(math.isfinite(value) and value >= 0, f"training({name}", value, "finite and at least 0)")
+    betas = tuple(config.adam_betas)
+    _require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "training(adam_betas", betas,
+             "two numbers from 0 to below 1)")
+
+
+def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
+    """RLlib options that mean something else here, or nothing."""
+    if config.grad_clip is not None and config.grad_clip_by != "global_norm":
+        raise ValueError(
+            f"training(grad_clip_by={config.grad_clip_by!r}): DeepSpeed clips by 'global_norm' only."
+        )
+    if config.grad_clip is not None:
+        _require(config.grad_clip > 0, "training(grad_clip", config.grad_clip, "positive, or None)")
+    if config.num_env_runners < 1 and not config.in_evaluation:
+        raise ValueError(
+            f"env_runners(num_env_runners={config.num_env_runners}): at least one rollout actor is needed; a vLLM "
+            "engine in the driver's own process would share its threads and memory with everything else there."
+        )
+    if config.is_multi_agent:
+        raise ValueError("multi_agent(...): an algorithm of this library trains one language model.")
+    if config.evaluation_parallel_to_training and config.evaluation_num_env_runners < 1:
+        raise ValueError("evaluation(evaluation_parallel_to_training=True) needs evaluation_num_env_runners >= 1.")
+    if config.evaluation_duration_unit != "episodes":
+        raise ValueError(
+            f"evaluation(evaluation_duration_unit={config.evaluation_duration_unit!r}): use 'episodes'; "
+            "evaluation_duration is the number of problems."
+        )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

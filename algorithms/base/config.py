@@ -1,0 +1,274 @@
+"""The configuration that all algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from rlhf_algos.algorithms.base import checks
+from rlhf_algos.envs import EnvCreator, env_creator_for
+from rlhf_algos.models import resolve_model
+from rlhf_algos.rollout.sampling import SamplingSettings
+
+
+class LanguageModelAlgorithmConfig(AlgorithmConfig):
+    """An `AlgorithmConfig` whose environment runners are vLLM engines and whose learners are DeepSpeed ranks.
+
+    Values are checked when the algorithm is built (`build_algo`, or by Tune before a trial is placed), so that
+    `tune.grid_search` can stand anywhere until then.
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class)
+        # language_model()
+        self.language_model_path = "rlhf_algos/tiny-moe"
+        self.trainer_dtype = "float32"
+        self.gradient_checkpointing = False
+        self.trust_remote_code = False
+        # sampling()
+        self.temperature = 1.0
+        self.top_p = 1.0
+        self.top_k = 0
+        self.max_response_tokens = 16
+        self.stop_token_ids: Sequence[int] = ()
+        self.record_head = 0
+        self.record_routes = False
+        self.greedy_evaluation = True
+        # vllm()
+        self.vllm_args: dict[str, Any] = {}
+        # deepspeed()
+        self.zero_stage = 1
+        self.offload_optimizer = False
+        self.token_budget = 8192
+        self.deepspeed_config: dict[str, Any] = {}
+        # training()
+        self.prompts_per_iteration = 64
+        self.group_size = 8
+        self.normalize_std = True
+        self.loss_reduction = "token-mean"
+        self.loss_fixed_length: int | None = None
+        self.corrector: Any = "none"
+        self.router_replay: Any = "none"
+        self.adam_betas: Sequence[float] = (0.9, 0.999)
+        self.adam_eps = 1e-8
+        self.weight_decay = 0.0
+        self.lr = 3e-4
+        self.grad_clip = 1.0
+        self.grad_clip_by = "global_norm"
+        self.num_epochs = 1
+        self.minibatch_size = None
+        # Where RLlib's defaults don't fit.
+        self.env_creator: EnvCreator | None = None
+        self.num_env_runners = 1
+        self.create_local_env_runner = False
+        self.num_learners = 1
+        # Sampler and learner take turns, so together they need the cores once. A whole number of CPUs is also the
+        # actor's number of threads.
+        self.num_cpus_for_main_process = 0
+        self.num_cpus_per_env_runner = 1
+        self.num_cpus_per_learner = 0.5
+        self.evaluation_num_env_runners = 0
+        self.evaluation_duration = 200
+        self._dont_auto_sync_env_runner_states = True
+        self.enable_rl_module_and_learner = True
+        self.enable_env_runner_and_connector_v2 = True
+
+    # ---- sections -----------------------------------------------------------------------------------------------
+
+    def language_model(
+        self,
+        path: str = NotProvided,
+        *,
+        dtype: str = NotProvided,
+        gradient_checkpointing: bool = NotProvided,
+        trust_remote_code: bool = NotProvided,
+    ) -> Self:
+        """Sets the model and how the trainer holds it.
+
+        Args:
+            path: a bundled name ("rlhf_algos/tiny-moe"), a Hugging Face directory, or a hub id.
+            dtype: the trainer's, "float32" or "bfloat16" (with float32 master weights).
+            gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+            trust_remote_code: run Python code that ships with the model.
+        """
+        return self._set(
+            language_model_path=path,
+            trainer_dtype=dtype,
+            gradient_checkpointing=gradient_checkpointing,
+            trust_remote_code=trust_remote_code,
+        )
+
+    def sampling(
+        self,
+        *,
+        temperature: float = NotProvided,
+        top_p: float = NotProvided,
+        top_k: int = NotProvided,
+        max_response_tokens: int = NotProvided,
+        stop_token_ids: Sequence[int] = NotProvided,
+        record_head: int = NotProvided,
+        record_routes: bool = NotProvided,
+        greedy_evaluation: bool = NotProvided,
+    ) -> Self:
+        """Sets how responses are sampled; see `rlhf_algos.rollout.sampling.SamplingSettings` for each value.
+
+        Args:
+            temperature: of the sampler and the trainer.
+            top_p: nucleus sampling; the trainer renormalizes on the recorded support.
+            top_k: likewise.
+            max_response_tokens: longest response.
+            stop_token_ids: further ids that end a response.
+            record_head: most probable tokens recorded per position.
+            record_routes: record the chosen experts.
+            greedy_evaluation: evaluations also answer greedily and report `greedy_return_mean`.
+        """
+        return self._set(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_response_tokens=max_response_tokens,
+            stop_token_ids=stop_token_ids,
+            record_head=record_head,
+            record_routes=record_routes,
+            greedy_evaluation=greedy_evaluation,
+        )
+
+    def vllm(self, **engine_args: Any) -> Self:
+        """Sets arguments of the vLLM engine, added to those of earlier calls.
+
+        Args:
+            engine_args: any argument of `vllm.EngineArgs` (dtype, max_model_len, quantization, ...); `dtype` is the
+                trainer's unless given.
+        """
+        self.vllm_args = {**self.vllm_args, **engine_args}
+        return self
+
+    def deepspeed(
+        self,
+        *,
+        zero_stage: int = NotProvided,
+        offload_optimizer: bool = NotProvided,
+        token_budget: int = NotProvided,
+        config: Mapping[str, Any] = NotProvided,
+    ) -> Self:
+        """Sets the training engine.
+
+        Args:
+            zero_stage: 1 (optimizer states sharded), 2 (and gradients) or 3 (and parameters).
+            offload_optimizer: optimizer states in host memory, stepped on the CPU.
+            token_budget: tokens in a micro-batch; a longer sequence gets one of its own.
+            config: further DeepSpeed settings, merged and checked.
+        """
+        return self._set(
+            zero_stage=zero_stage,
+            offload_optimizer=offload_optimizer,
+            token_budget=token_budget,
+            deepspeed_config=config,
+        )
+
+    def training(
+        self,
+        *,
+        prompts_per_iteration: int = NotProvided,
+        group_size: int = NotProvided,
+        normalize_std: bool = NotProvided,
+        loss_reduction: str = NotProvided,
+        loss_fixed_length: int | None = NotProvided,
+        corrector: Any = NotProvided,
+        router_replay: Any = NotProvided,
+        adam_betas: Sequence[float] = NotProvided,
+        adam_eps: float = NotProvided,
+        weight_decay: float = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets the training options all algorithms share.
+
+        Args:
+            prompts_per_iteration: groups sampled in an iteration.
+            group_size: responses to each prompt, at least 2.
+            normalize_std: divide advantages by the group's standard deviation (MATH 2.1 or 2.2).
+            loss_reduction: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" or
+                "seq-mean-token-sum-norm" (MATH 4.1).
+            loss_fixed_length: the length that "seq-mean-token-sum-norm" divides by.
+            corrector: "none".
+            router_replay: "none".
+            adam_betas: AdamW's.
+            adam_eps: AdamW's.
+            weight_decay: AdamW's.
+            kwargs: RLlib's own: `lr` (a number or a schedule over sampled responses), `grad_clip`, `num_epochs`,
+                `minibatch_size` (responses per optimizer step; None takes one step on all), ...
+        """
+        super().training(**kwargs)
+        return self._set(
+            prompts_per_iteration=prompts_per_iteration,
+            group_size=group_size,
+            normalize_std=normalize_std,
+            loss_reduction=loss_reduction,
+            loss_fixed_length=loss_fixed_length,
+            corrector=corrector,
+            router_replay=router_replay,
+            adam_betas=adam_betas,
+            adam_eps=adam_eps,
+            weight_decay=weight_decay,
+        )
+
+    def _set(self, **values: Any) -> Self:
+        for name, value in values.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    # ---- what the parts read ------------------------------------------------------------------------------------
+
+    def model_path(self) -> str:
+        """The directory or hub id of the model."""
+        return resolve_model(self.language_model_path)
+
+    def sampling_settings(self, *, greedy: bool = False) -> SamplingSettings:
+        """The settings of this configuration; `greedy` for an evaluation that takes the most probable token."""
+        full = greedy or self.temperature == 0.0
+        return SamplingSettings(
+            temperature=0.0 if greedy else self.temperature,
+            top_p=1.0 if full else self.top_p,
+            top_k=0 if full else self.top_k,
+            max_response_tokens=self.max_response_tokens,
+            stop_token_ids=tuple(self.stop_token_ids),
+            record_head=0 if self.in_evaluation else self.record_head,
+            record_routes=self.record_routes,
+        )
+
+    def vllm_engine_args(self) -> dict[str, Any]:
+        """Arguments of the engine, the dtype included."""
+        return {"dtype": self.trainer_dtype, **self.vllm_args}
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """The trainer's module: the language model."""
+        from rlhf_algos.learner.module import LanguageModelModule
+
+        return RLModuleSpec(
+            module_class=LanguageModelModule,
+            model_config={
+                "path": self.model_path(),
+                "dtype": self.trainer_dtype,
+                "gradient_checkpointing": self.gradient_checkpointing,
+                "trust_remote_code": self.trust_remote_code,
+                "temperature": self.temperature,
+            },
+        )
+
+    def validate(self) -> None:
+        """Checks every option and combination, and resolves the environment where it is registered: here.
+
+        Raises:
+            ValueError: names the option, its value and what to do.
+        """
+        from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
+
+        if self.env_runner_cls is None:
+            self.env_runner_cls = VLLMEnvRunner
+        super().validate()
+        checks.check_config(self)
+        self.env_creator = env_creator_for(self.env, self.env_config)

@@ -1,0 +1,95 @@
+"""GRPO and its configuration."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from ray.rllib.algorithms.algorithm_config import NotProvided
+
+from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
+
+
+class GRPOConfig(LanguageModelAlgorithmConfig):
+    """PPO's clipped surrogate on advantages relative to a group, without a value function.
+
+    Method: sample `group_size` responses to each prompt, take each reward's distance from the group's mean (over
+    the group's standard deviation) as the advantage of all tokens of the response, and ascend the clipped
+    surrogate (MATH 2 and 3; arXiv 2402.03300). Without clipping bounds ever reached (one optimizer step per
+    iteration) this is a policy gradient with a group baseline.
+
+    >>> config = GRPOConfig().environment("rlhf_algos/Addition-v0").training(group_size=4)
+    >>> config.group_size, config.clip_low
+    (4, 0.2)
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class=algo_class or GRPO)
+        self.clip_low = 0.2
+        self.clip_high = 0.2
+        self.dual_clip: float | None = None
+        self.kl_coefficient = 0.0
+        self.kl_kind = "k3"
+        self.entropy_coefficient = 0.0
+
+    def training(
+        self,
+        *,
+        clip_low: float = NotProvided,
+        clip_high: float = NotProvided,
+        dual_clip: float | None = NotProvided,
+        kl_coefficient: float = NotProvided,
+        kl_kind: str = NotProvided,
+        entropy_coefficient: float = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets the training options of GRPO.
+
+        Args:
+            clip_low: the ratio is clipped below 1 - clip_low.
+            clip_high: and above 1 + clip_high.
+            dual_clip: for negative advantages, the surrogate is at least this constant (above 1) times the advantage.
+            kl_coefficient: weight of the KL penalty to the frozen starting model; 0 loads no such model.
+            kl_kind: its estimator, "k1", "k2" or "k3".
+            entropy_coefficient: weight of the entropy bonus.
+            kwargs: options that all algorithms share.
+        """
+        super().training(**kwargs)
+        return self._set(
+            clip_low=clip_low,
+            clip_high=clip_high,
+            dual_clip=dual_clip,
+            kl_coefficient=kl_coefficient,
+            kl_kind=kl_kind,
+            entropy_coefficient=entropy_coefficient,
+        )
+
+    def get_default_learner_class(self) -> type:
+        """The learner with GRPO's loss."""
+        from rlhf_algos.algorithms.grpo.learner import GRPOLearner
+
+        return GRPOLearner
+
+    def validate(self) -> None:
+        """Checks GRPO's own options after the shared ones."""
+        super().validate()
+        if not (0 <= self.clip_low <= 1) or not (0 <= self.clip_high < float("inf")):
+            raise ValueError(
+                f"training(clip_low={self.clip_low!r}, clip_high={self.clip_high!r}): clip_low must be in [0, 1], "
+                "clip_high finite and at least 0."
+            )
+        if self.dual_clip is not None and not 1 < self.dual_clip < float("inf"):
+            raise ValueError(f"training(dual_clip={self.dual_clip!r}) must be None or a finite number above 1.")
+        if self.kl_kind not in ("k1", "k2", "k3"):
+            raise ValueError(f"training(kl_kind={self.kl_kind!r}) must be 'k1', 'k2' or 'k3'.")
+        for name in ("kl_coefficient", "entropy_coefficient"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"training({name}={getattr(self, name)!r}) must be finite and at least 0.")
+
+
+class GRPO(LanguageModelAlgorithm):
+    """The RLlib algorithm; see `GRPOConfig`."""
+
+    @classmethod
+    def get_default_config(cls) -> GRPOConfig:
+        """A `GRPOConfig` with the library's defaults."""
+        return GRPOConfig()

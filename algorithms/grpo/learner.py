@@ -1,0 +1,63 @@
+"""GRPO's loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
+from rlhf_algos.learner.module import DTYPES
+from rlhf_algos.learner.packing import MicroBatch
+from rlhf_algos.learner.policy import PackedCausalLM, load_policy
+from rlhf_algos.objectives import ChunkedLogprobs, kl_estimate, ppo_clip_loss, reduce_loss
+
+if TYPE_CHECKING:
+    from rlhf_algos.algorithms.grpo.grpo import GRPOConfig
+
+
+class GRPOLearner(DeepSpeedLearner):
+    """Adds the clipped surrogate, the KL penalty and the entropy bonus to the DeepSpeed learner."""
+
+    reference: PackedCausalLM | None = None
+
+    def build(self) -> None:
+        """Builds the learner, and loads the frozen reference model if the KL penalty needs it."""
+        super().build()
+        if self.config.kl_coefficient > 0 and self.reference is None:
+            reference = load_policy(
+                self.config.model_path(),
+                dtype=DTYPES[self.config.trainer_dtype],
+                trust_remote_code=self.config.trust_remote_code,
+            )
+            self.reference = reference.requires_grad_(False).to(self.engine.device)
+
+    def compute_loss_for_module(
+        self, *, module_id: str, config: GRPOConfig, batch: MicroBatch, fwd_out: ChunkedLogprobs
+    ) -> torch.Tensor:
+        """MATH 3.1 and 3.2 per token, reduced as MATH 4, plus the penalty and minus the bonus."""
+        logprobs, mask = fwd_out.logprobs, batch.loss_mask
+        old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        loss, clipped = ppo_clip_loss(
+            logprobs,
+            old_logprobs,
+            batch.advantages,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+        )
+        self.statistics.add_mean("pg_clipfrac", clipped.float(), mask)
+        self.statistics.add_mean("entropy", fwd_out.entropy, mask)
+        if config.entropy_coefficient > 0:
+            loss = loss - config.entropy_coefficient * fwd_out.entropy
+        if self.reference is not None:
+            kl = kl_estimate(logprobs, self._reference_logprobs(batch), kind=config.kl_kind)
+            self.statistics.add_mean("reference_kl", kl, mask)
+            loss = loss + config.kl_coefficient * kl
+        self.add_mismatch(old_logprobs, batch)
+        return reduce_loss(loss, batch.loss_weights)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        assert self.reference is not None
+        return self.reference(batch.sequences, temperature=self.config.temperature).logprobs

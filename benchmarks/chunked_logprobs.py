@@ -1,0 +1,219 @@
+"""Time and peak memory of chunked log-probabilities against the full log_softmax, forward and backward.
+
+    python benchmarks/chunked_logprobs.py --json result.json
+
+Every measurement is a fresh process: it makes the inputs, runs each code path once on a few tokens, resets the kernel's
+mark of peak resident memory (Linux), and runs forward and backward once. Variants alternate within a round, and a
+figure is the median over rounds, since other work on the machine disturbs single ones. Memory is what comes on top of
+hidden states, weight and ids; the gradients of hidden states and weight are included.
+
+`full` multiplies in the inputs' dtype, makes the logits float32, takes log_softmax and gathers. Where the CPU has no
+bfloat16 instructions that product takes many minutes, so there `full` makes its inputs float32 first, the faster choice.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_algos.objectives import chunked_logprobs
+
+VARIANTS = ("full", "chunked", "chunked-no-head")
+DTYPES = ("float32", "bfloat16")
+# (name, variant, reference, quantity, highest ratio that passes)
+BARS = (
+    ("time against full", "chunked", "full", "seconds", 1.1),
+    ("memory against full", "chunked", "full", "mebibytes", 1 / 3),
+    ("time of the head", "chunked", "chunked-no-head", "seconds", 1.15),
+    ("memory of the head", "chunked", "chunked-no-head", "mebibytes", 1.10),
+)
+TOLERANCE = 1e-5
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    features = torch.cpu.get_capabilities()
+    return bool(features.get("avx512_bf16") or features.get("amx_bf16") or features.get("bf16"))
+
+
+def make_inputs(options: argparse.Namespace, tokens: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    vocabulary, width = options.vocabulary, options.width
+    hidden = torch.randn(tokens, width, generator=generator).to(dtype)
+    weight = torch.empty(vocabulary, width, dtype=dtype)
+    weight.normal_(0.0, width**-0.5, generator=generator)
+    return {
+        "hidden": hidden.requires_grad_(),
+        "weight": weight.requires_grad_(),
+        "targets": torch.randint(vocabulary, (tokens,), generator=generator),
+        "head_ids": torch.randint(vocabulary, (tokens, options.head), generator=generator),
+    }
+
+
+def run(variant: str, inputs: dict[str, Tensor], chunk_size: int | None) -> list[Tensor]:
+    """Forward and backward; returns the log-probs of target and head."""
+    hidden, weight, targets, head_ids = inputs.values()
+    if variant == "full":
+        upcast = hidden.dtype == torch.bfloat16 and not cpu_multiplies_bfloat16()
+        logits = hidden.float() @ weight.float().t() if upcast else hidden @ weight.t()
+        logprobs = torch.log_softmax(logits.float(), -1)
+        del logits
+        results = [logprobs.gather(1, targets[:, None])[:, 0], logprobs.gather(1, head_ids)]
+        del logprobs
+    else:
+        head = head_ids if variant == "chunked" else None
+        result = chunked_logprobs(hidden, weight, targets, head_ids=head, chunk_size=chunk_size)
+        results = [value for value in result if value is not None]
+    generator = torch.Generator().manual_seed(1)
+    upstream = [torch.randn(value.shape, generator=generator) / value[0].numel() for value in results]
+    torch.autograd.backward(results, upstream)
+    return [value.detach() for value in results]
+
+
+def memory(field: str) -> float:
+    """A field of this process's status in MiB, such as VmRSS (now) or VmHWM (peak)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"no {field} in /proc/self/status; this benchmark needs Linux")
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    inputs = make_inputs(options, options.tokens, getattr(torch, options.dtype))
+    small = argparse.Namespace(**{**vars(options), "vocabulary": 512, "head": min(options.head, 8)})
+    run(options.variant, make_inputs(small, 16, getattr(torch, options.dtype)), options.chunk_size)
+    Path("/proc/self/clear_refs").write_text("5")
+    before, start = memory("VmRSS"), time.perf_counter()
+    run(options.variant, inputs, options.chunk_size)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "mebibytes": memory("VmHWM") - before}
+
+
+def largest_differences(options: argparse.Namespace) -> dict[str, float]:
+    """Values and gradients of the two float32 paths, on an eighth of the tokens."""
+    results = {}
+    for variant in ("full", "chunked"):
+        inputs = make_inputs(options, max(1, options.tokens // 8), torch.float32)
+        values = run(variant, inputs, options.chunk_size)
+        results[variant] = [*values, inputs["hidden"].grad, inputs["weight"].grad]
+    names = ("logprobs", "head_logprobs", "hidden gradient", "weight gradient")
+    pairs = zip(results["full"], results["chunked"], strict=True)
+    return {name: (a - b).abs().max().item() for name, (a, b) in zip(names, pairs, strict=True)}
+
+
+def in_fresh_process(options: argparse.Namespace, *arguments: str) -> dict[str, float]:
+    sizes = [
+        f"--{name}={getattr(options, name)}" for name in ("tokens", "vocabulary", "width", "head", "threads")
+    ]
+    if options.chunk_size is not None:
+        sizes.append(f"--chunk-size={options.chunk_size}")
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
+    command = [sys.executable, __file__, *sizes, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    samples: dict[str, dict[str, list[dict[str, float]]]] = {d: {v: [] for v in VARIANTS} for d in DTYPES}
+    for round_number in range(options.rounds):
+        for dtype in DTYPES:
+            # Every other round backwards, so that a drift of the machine's load favours nobody.
+            for variant in VARIANTS if round_number % 2 == 0 else VARIANTS[::-1]:
+                sample = in_fresh_process(options, "--measure", f"--variant={variant}", f"--dtype={dtype}")
+                samples[dtype][variant].append(sample)
+                print(
+                    f"round {round_number} {dtype:9} {variant:16} "
+                    f"{sample['seconds']:6.2f} s {sample['mebibytes']:6.0f} MiB",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    medians = {
+        dtype: {
+            variant: {key: statistics.median(s[key] for s in runs) for key in ("seconds", "mebibytes")}
+            for variant, runs in by_variant.items()
+        }
+        for dtype, by_variant in samples.items()
+    }
+    return {
+        "machine": f"{platform.machine()}, {torch.cpu.get_capabilities().get('cpu_name', '?')}, torch {torch.__version__}",
+        "native_bfloat16": cpu_multiplies_bfloat16(),
+        "load_average": os.getloadavg(),
+        "options": {k: v for k, v in vars(options).items() if isinstance(v, int)},
+        "samples": samples,
+        "medians": medians,
+        "bars": [
+            {
+                "dtype": dtype,
+                "bar": name,
+                "ratio": medians[dtype][variant][key] / medians[dtype][reference][key],
+                "limit": limit,
+            }
+            for dtype in DTYPES
+            for name, variant, reference, key, limit in BARS
+        ],
+        "largest_differences": in_fresh_process(options, "--check"),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    print(f"{result['machine']}; load average {result['load_average'][0]:.1f}; sizes {result['options']}")
+    if not result["native_bfloat16"]:
+        print("this CPU has no bfloat16 instructions: `full` is given float32 copies of its bfloat16 inputs")
+    print(f"\n{'dtype':10}{'variant':18}{'seconds':>10}{'MiB':>10}   (medians)")
+    for dtype, by_variant in result["medians"].items():
+        for variant, figures in by_variant.items():
+            print(f"{dtype:10}{variant:18}{figures['seconds']:10.2f}{figures['mebibytes']:10.0f}")
+    print(f"\n{'dtype':10}{'bar':22}{'ratio':>8}{'limit':>8}")
+    for bar in result["bars"]:
+        verdict = "PASS" if bar["ratio"] <= bar["limit"] else "MISS"
+        print(f"{bar['dtype']:10}{bar['bar']:22}{bar['ratio']:8.3f}{bar['limit']:8.3f}  {verdict}")
+    print("\nlargest difference from full, float32")
+    for name, difference in result["largest_differences"].items():
+        print(f"{name:32}{difference:8.1e}{TOLERANCE:8.0e}  {'PASS' if difference <= TOLERANCE else 'MISS'}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (("tokens", 2048), ("vocabulary", 151_936), ("width", 512), ("head", 128)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--chunk-size", type=int, help="vocabulary entries per slice; the library's choice if absent"
+    )
+    parser.add_argument("--json", type=Path, help="also write the result there")
+    for hidden in ("--measure", "--check"):
+        parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", choices=DTYPES, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    if options.measure:
+        print(json.dumps(measure(options)))
+    elif options.check:
+        print(json.dumps(largest_differences(options)))
+    else:
+        result = compare(options)
+        show(result)
+        if options.json is not None:
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

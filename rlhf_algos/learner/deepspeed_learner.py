@@ -1,0 +1,310 @@
+"""The trainer: an RLlib Learner whose engine is DeepSpeed ZeRO."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
+from torch import distributed
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.learner.checkpoint import save_checkpoint
+from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
+from rlhf_algos.learner.finite import require_finite, require_finite_batch
+from rlhf_algos.learner.module import LanguageModelModule
+from rlhf_algos.learner.packing import MicroBatch, make_micro_batch, plan_micro_batches
+from rlhf_algos.learner.process_group import ensure_process_group, leave_group_on_error
+from rlhf_algos.learner.statistics import TokenStatistics
+from rlhf_algos.objectives import finalize_mismatch, loss_weights, mismatch_sums
+from rlhf_algos.objectives.mismatch import MAX_ENTRIES
+
+# DeepSpeed picks its accelerator when it is imported; without a GPU it must be told.
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+import deepspeed  # noqa: E402
+
+
+class DeepSpeedLearner(TorchLearner):
+    """Trains a `LanguageModelModule` with ZeRO stage 1, 2 or 3, one rank per Learner.
+
+    An algorithm subclasses it with `compute_loss_for_module`, which maps a micro-batch and its log-probabilities
+    to the scalar `sum(per-token loss * loss_weights)` and adds its own statistics.
+    """
+
+    engine: deepspeed.DeepSpeedEngine
+    statistics: TokenStatistics
+
+    # ---- building -------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Joins the process group, loads the model and wraps it in a DeepSpeed engine."""
+        if self._is_built:
+            return
+        torch.set_num_threads(max(1, int(self._num_cpus())))
+        ensure_process_group()
+        super().build()
+
+    def _num_cpus(self) -> float:
+        cpus = self.config.num_cpus_per_learner
+        return 1 if cpus == "auto" else cpus
+
+    def configure_optimizers_for_module(self, module_id: str, config: AlgorithmConfig | None = None) -> None:
+        """Makes the DeepSpeed engine and registers its AdamW, whose learning rate RLlib's schedule drives."""
+        config = config or self.config
+        module: LanguageModelModule = self.module[module_id]
+        parameters = [p for p in module.policy.parameters() if p.requires_grad]
+        settings: dict[str, Any] = {
+            "lr": 0.0,
+            "betas": tuple(config.adam_betas),
+            "eps": config.adam_eps,
+            "weight_decay": config.weight_decay,
+        }
+        if config.offload_optimizer:
+            from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+            optimizer = DeepSpeedCPUAdam(parameters, adamw_mode=True, **settings)
+        else:
+            optimizer = torch.optim.AdamW(parameters, fused=True, **settings)
+        self.engine, _, _, _ = deepspeed.initialize(
+            model=module.policy,
+            optimizer=optimizer,
+            config=deepspeed_settings(
+                zero_stage=config.zero_stage,
+                bfloat16=config.trainer_dtype == "bfloat16",
+                offload_optimizer=config.offload_optimizer,
+                grad_clip=config.grad_clip,
+                overrides=config.deepspeed_config,
+            ),
+            dist_init_required=False,
+        )
+        object.__setattr__(module, "run", self.engine)
+        self.register_optimizer(
+            module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
+        )
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Nothing to do: DeepSpeed reduces the gradients."""
+
+    @property
+    def rank(self) -> int:
+        """This learner's rank in the process group."""
+        return distributed.get_rank()
+
+    @property
+    def num_ranks(self) -> int:
+        """Learners in the process group."""
+        return distributed.get_world_size()
+
+    # ---- one iteration --------------------------------------------------------------------------------------
+
+    def update_from_rollouts(self, batch: RolloutBatch, *, env_steps_sampled: int) -> dict[str, float]:
+        """Trains on a whole batch; every rank gets the same batch and takes its own part of it.
+
+        Args:
+            batch: with advantages.
+            env_steps_sampled: responses sampled in this run's lifetime, the time axis of learning-rate schedules.
+
+        Returns:
+            Metrics of the whole batch, equal on every rank.
+
+        Raises:
+            ValueError: if a reward, advantage or log-probability that is trained on is NaN or infinite; names the
+                sample.
+        """
+        with leave_group_on_error():
+            return self._train(batch, {NUM_ENV_STEPS_SAMPLED_LIFETIME: env_steps_sampled})
+
+    def _train(self, batch: RolloutBatch, timesteps: dict[str, int]) -> dict[str, float]:
+        self.before_gradient_based_update(timesteps=timesteps)
+        require_finite_batch(batch)
+        self.statistics = TokenStatistics()
+        optimizer_batches = list(self._optimizer_batches(batch))
+        # With a single step the current policy still is the old one, so its own pass gives log p0.
+        old_logprobs = self._old_policy_pass(batch) if len(optimizer_batches) > 1 else None
+        losses, grad_norms = [], []
+        for indices in optimizer_batches:
+            token_rows = np.isin(batch.token_sample_index, indices)
+            selected = batch.select(indices)
+            loss, grad_norm = self._optimizer_step(selected, None if old_logprobs is None else old_logprobs[token_rows])
+            losses.append(loss)
+            if grad_norm is not None:
+                grad_norms.append(grad_norm)
+        if grad_norms:
+            self._weights_seq_no += 1
+        metrics = self._finish_metrics(losses, grad_norms)
+        self.after_gradient_based_update(timesteps=timesteps)
+        return metrics
+
+    def _optimizer_batches(self, batch: RolloutBatch) -> Iterator[np.ndarray]:
+        """Sample indices of each optimizer step, in increasing order within a step."""
+        size = self.config.minibatch_size or batch.num_samples
+        for epoch in range(self.config.num_epochs):
+            order = np.arange(batch.num_samples)
+            if size < batch.num_samples:
+                # The same on every rank, another one in every epoch and iteration.
+                seed = [self.config.seed or 0, self._weights_seq_no, epoch]
+                order = np.random.default_rng(seed).permutation(order)
+            for start in range(0, batch.num_samples, size):
+                yield np.sort(order[start : start + size])
+
+    def _optimizer_step(
+        self, batch: RolloutBatch, old_logprobs: torch.Tensor | None
+    ) -> tuple[float, float | None]:
+        """Forward, backward over this rank's micro-batches and one step; None as norm if nothing is trained."""
+        sample_index = torch.from_numpy(batch.token_sample_index)
+        weights = loss_weights(
+            torch.from_numpy(batch.loss_mask),
+            sample_index,
+            num_samples=batch.num_samples,
+            mode=self.config.loss_reduction,
+            fixed_length=self.config.loss_fixed_length,
+        )
+        if not batch.loss_mask.any():
+            self.statistics.add_sum("steps_without_trained_token", torch.ones(()) / self.num_ranks)
+            return 0.0, None
+        total = torch.zeros((), dtype=torch.float64)
+        micro_batches = self._micro_batches(batch, weights, old_logprobs)
+        for number, micro_batch in enumerate(micro_batches):
+            self.engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
+            fwd_out = self.module[DEFAULT_MODULE_ID].forward_train(micro_batch)
+            require_finite("log-probability", fwd_out.logprobs, micro_batch.loss_mask, micro_batch.sample_ids)
+            loss = self.compute_loss_for_module(
+                module_id=DEFAULT_MODULE_ID, config=self.config, batch=micro_batch, fwd_out=fwd_out
+            )
+            # The weights already divide by the counts of the whole batch; DeepSpeed averages over ranks.
+            self.engine.backward(loss * self.num_ranks)
+            total += loss.detach().double().cpu()
+        self.engine.step()
+        grad_norm = float(self.engine.get_global_grad_norm())
+        if not np.isfinite(grad_norm):
+            raise ValueError(
+                f"The gradient norm is {grad_norm}; the weights of this learner are no longer usable and were not "
+                "published to the rollout actors. Lower training(lr=...) or set training(grad_clip=...)."
+            )
+        if self.num_ranks > 1:
+            distributed.all_reduce(total.to(self._reduce_device()))
+        return float(total), grad_norm
+
+    def _reduce_device(self) -> str:
+        return "cuda" if distributed.get_backend() == "nccl" else "cpu"
+
+    def _micro_batches(
+        self, batch: RolloutBatch, weights: torch.Tensor, old_logprobs: torch.Tensor | None
+    ) -> list[MicroBatch]:
+        """This rank's micro-batches. Samples without a trained token have no gradient and are left out."""
+        token_sample = torch.from_numpy(batch.token_sample_index)
+        trained_tokens = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples)
+        trained = np.flatnonzero(trained_tokens)
+        lengths = (batch.prompt_lengths + batch.response_lengths)[trained]
+        plan = plan_micro_batches(lengths, num_ranks=self.num_ranks, token_budget=self.config.token_budget)
+        shortest = trained[int(np.argmin(lengths))]
+        micro_batches = []
+        for chosen in plan[self.rank]:
+            is_dummy = not chosen
+            # In the batch's order, so that rows picked by mask and by `select` agree.
+            indices = np.array([shortest]) if is_dummy else np.sort(trained[chosen])
+            rows = torch.isin(token_sample, torch.from_numpy(indices)).nonzero()[:, 0]
+            micro_batches.append(
+                make_micro_batch(
+                    batch.select(indices),
+                    rows=rows,
+                    loss_weights=weights[rows],
+                    old_logprobs=None if old_logprobs is None else old_logprobs[rows],
+                    is_dummy=is_dummy,
+                    device=self.engine.device,
+                )
+            )
+        return micro_batches
+
+    @torch.no_grad()
+    def _old_policy_pass(self, batch: RolloutBatch) -> torch.Tensor:
+        """log p0 of every trained response token, `[T]` float32; the other rows are 0."""
+        old_logprobs = torch.zeros(batch.num_response_tokens)
+        if not batch.loss_mask.any():
+            return old_logprobs
+        for micro_batch in self._micro_batches(batch, torch.zeros(batch.num_response_tokens), None):
+            logprobs = self.module[DEFAULT_MODULE_ID].forward_train(micro_batch).logprobs
+            require_finite("log-probability", logprobs, micro_batch.loss_mask, micro_batch.sample_ids)
+            if not micro_batch.is_dummy:
+                old_logprobs[micro_batch.rows.cpu()] = logprobs.float().cpu()
+        if self.num_ranks > 1:
+            shared = old_logprobs.to(self._reduce_device())
+            distributed.all_reduce(shared)
+            old_logprobs = shared.cpu()
+        return old_logprobs
+
+    def _finish_metrics(self, losses: list[float], grad_norms: list[float]) -> dict[str, float]:
+        metrics, raw = self.statistics.reduce()
+        metrics |= finalize_mismatch(
+            {name.removeprefix("mismatch/"): raw[name] for name in raw if name.startswith("mismatch/")}
+        )
+        metrics["loss"] = float(np.mean(losses))
+        metrics["steps_without_trained_token"] = float(raw.get("steps_without_trained_token", 0.0))
+        metrics["num_optimizer_steps"] = float(len(grad_norms))
+        if grad_norms:
+            metrics["grad_norm"] = float(np.mean(grad_norms))
+        metrics["learning_rate"] = self._get_optimizer_lr(self.get_optimizer(DEFAULT_MODULE_ID))
+        return metrics
+
+    def add_mismatch(self, old_logprobs: torch.Tensor, batch: MicroBatch) -> None:
+        """Adds a micro-batch to the statistics of MATH 9: p0 against q on the trained tokens.
+
+        Call it in `compute_loss_for_module`, with the old policy's log-probabilities `[T]`.
+        """
+        sums = mismatch_sums(old_logprobs.detach().float(), batch.rollout_logprobs, batch.loss_mask)
+        for name, value in sums.items():
+            add = self.statistics.add_max if name in MAX_ENTRIES else self.statistics.add_sum
+            add(f"mismatch/{name}", value)
+
+    # ---- weights --------------------------------------------------------------------------------------------
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter under its trainer name, gathered from all ranks one at a time.
+
+        All ranks must iterate to the end together (ZeRO-3 gathers with collectives). The tensor is only valid
+        until the next one is asked for.
+        """
+        for name, parameter in self._causal_lm().named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self.config.zero_stage == 3):
+                yield name, parameter.detach()
+
+    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights under the names of a checkpoint, on rank 0; empty on other ranks. All ranks call it.
+
+        Experts that transformers holds fused become per-expert tensors, by transformers' own conversion.
+        """
+        tensors = {}
+        for name, tensor in self.named_weights():
+            if self.rank == 0:
+                # A ZeRO-3 tensor is released again when the loop goes on.
+                tensors[name] = tensor.clone() if self.config.zero_stage == 3 else tensor
+        return revert_weight_conversion(self._causal_lm(), tensors) if self.rank == 0 else {}
+
+    def save_pretrained(self, path: str) -> None:
+        """Writes the model as a Hugging Face directory (rank 0; all ranks call it)."""
+        tensors = self.checkpoint_tensors()
+        if self.rank == 0:
+            save_checkpoint(self._causal_lm(), tensors, source=self.config.model_path(), path=Path(path))
+
+    def _causal_lm(self) -> PreTrainedModel:
+        return self.module[DEFAULT_MODULE_ID].policy.causal_lm
+
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state, in which a rollout actor finds only the version of the weights.
+
+        RLlib hands this state to rollout actors through the driver. The weights themselves take the way of
+        `rlhf_algos.weight_sync`, so with `inference_only=True` they are not in it.
+        """
+        if kwargs.get("inference_only"):
+            return {COMPONENT_RL_MODULE: {}, WEIGHTS_SEQ_NO: self._weights_seq_no}
+        return super().get_state(components, not_components=not_components, **kwargs)

@@ -1,0 +1,47 @@
+"""NaN and infinity stop the run where they are seen, and name the sample (MATH 9)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rlhf_algos.batch import RolloutBatch
+
+
+def require_finite(what: str, values: torch.Tensor, mask: torch.Tensor, sample_ids: torch.Tensor) -> None:
+    """Raises unless `values` `[T]` are finite wherever `mask` `[T]` is True.
+
+    Raises:
+        ValueError: names `what`, the value, the sample and the token's place among the sample's tokens.
+    """
+    bad = ~torch.isfinite(values.detach()) & mask
+    if not bad.any():
+        return
+    row = int(bad.nonzero()[0, 0])
+    sample = int(sample_ids[row])
+    place = int((sample_ids[:row] == sample).sum())
+    raise ValueError(
+        f"The {what} of token {place} of sample {sample} is {float(values[row])}. It is trained on, so the step was "
+        f"stopped ({int(bad.sum())} such tokens in this micro-batch). Nothing was replaced or skipped."
+    )
+
+
+def require_finite_batch(batch: RolloutBatch) -> None:
+    """Raises unless rewards, advantages and trained rollout log-probabilities are finite.
+
+    Raises:
+        ValueError: names the sample and the value.
+    """
+    per_sample = {"reward": batch.rewards, "advantage": batch.advantages}
+    for name, values in per_sample.items():
+        if values is None:
+            raise ValueError(f"The batch has no {name}s.")
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            raise ValueError(f"The {name} of sample {batch.sample_ids[bad[0]]} is {values[bad[0]]}; step stopped.")
+    require_finite(
+        "rollout log-probability",
+        torch.from_numpy(batch.rollout_logprobs),
+        torch.from_numpy(batch.loss_mask),
+        torch.from_numpy(batch.sample_ids[batch.token_sample_index]),
+    )

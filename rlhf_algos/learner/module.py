@@ -1,0 +1,61 @@
+"""The RLlib module that holds the trainer's language model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+
+from rlhf_algos.learner.packing import MicroBatch
+from rlhf_algos.learner.policy import load_policy
+from rlhf_algos.objectives import ChunkedLogprobs
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class LanguageModelModule(TorchRLModule):
+    """An `RLModule` around a Hugging Face causal language model.
+
+    `model_config` holds `path`, `dtype`, `gradient_checkpointing`, `trust_remote_code` and `temperature`.
+    """
+
+    def setup(self) -> None:
+        """Loads the model named in `model_config`."""
+        settings: dict[str, Any] = dict(self.model_config)
+        self.temperature: float = settings["temperature"]
+        self.policy = load_policy(
+            settings["path"],
+            dtype=DTYPES[settings["dtype"]],
+            gradient_checkpointing=settings["gradient_checkpointing"],
+            trust_remote_code=settings["trust_remote_code"],
+        )
+        # The DeepSpeed engine wraps `policy` later. Kept out of torch's registry of submodules: it contains
+        # `policy` itself, and would make every parameter appear twice.
+        object.__setattr__(self, "run", self.policy)
+
+    def _forward(self, batch: MicroBatch, **kwargs: Any) -> ChunkedLogprobs:
+        """Log-probabilities (and head, and entropy) of the micro-batch's response tokens."""
+        if batch.support_ids is not None:
+            return self._forward_on_support(batch)
+        return self.run(
+            batch.sequences,
+            temperature=self.temperature,
+            head_ids=batch.head_ids,
+            with_entropy=True,
+        )
+
+    def _forward_on_support(self, batch: MicroBatch) -> ChunkedLogprobs:
+        """The same, renormalized on the tokens that top-p or top-k left to choose from (MATH 7.9).
+
+        `log p^S = log p - logsumexp over S`, so that trainer and sampler speak of the same distribution.
+        """
+        output = self.run(
+            batch.sequences, temperature=self.temperature, head_ids=batch.support_ids, with_entropy=False
+        )
+        on_support = output.head_logprobs.masked_fill(~batch.support_mask, -torch.inf)
+        normalizer = on_support.logsumexp(dim=-1)
+        head = on_support - normalizer[:, None]
+        # p log p is 0 where p is 0; the filled-up places must not turn into 0 * inf.
+        entropy = -(head.exp() * head.masked_fill(~batch.support_mask, 0.0)).sum(dim=-1)
+        return ChunkedLogprobs(output.logprobs - normalizer, head, entropy)

@@ -1,0 +1,24 @@
+"""Objectives: pure functions on tensors. No configuration, I/O or state; imports torch only."""
+
+from rlhf_algos.objectives.advantages import group_advantages, zero_std_group_fraction
+from rlhf_algos.objectives.chunked_logprobs import ChunkedLogprobs, chunked_logprobs
+from rlhf_algos.objectives.kl_penalty import kl_estimate
+from rlhf_algos.objectives.mismatch import combine_mismatch, finalize_mismatch, mismatch_sums
+from rlhf_algos.objectives.policy_losses import ppo_clip_loss, reinforce_loss
+from rlhf_algos.objectives.reduction import loss_weights, reduce_loss, zero_untrained
+
+__all__ = [
+    "ChunkedLogprobs",
+    "chunked_logprobs",
+    "combine_mismatch",
+    "finalize_mismatch",
+    "group_advantages",
+    "kl_estimate",
+    "loss_weights",
+    "mismatch_sums",
+    "ppo_clip_loss",
+    "reduce_loss",
+    "reinforce_loss",
+    "zero_std_group_fraction",
+    "zero_untrained",
+]

@@ -1,0 +1,284 @@
+"""The rollout actor: a vLLM engine that plays episodes of a prompt environment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.env import INPUT_ENV_SPACES
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.utils.metrics import (
+    EPISODE_RETURN_MEAN,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_EPISODES,
+    WEIGHTS_SEQ_NO,
+)
+from transformers import AutoConfig
+
+from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.envs import EnvCreator, env_creator_for
+from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.prompts import PromptTokenizer
+from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
+from rlhf_algos.rollout.vllm_engine import Generation, GenerationRequest, VLLMEngine
+
+logger = logging.getLogger(__name__)
+
+# Keep the noise of training, of sampled evaluation and of environments apart.
+_TRAINING, _EVALUATION, _ENVIRONMENT = 0, 1, 2
+
+
+class VLLMEnvRunner(EnvRunner):
+    """Samples groups of responses with vLLM and scores them with the configured environment.
+
+    Which tokens a sample gets depends on the run's seed, its group and its place in the group; neither on which
+    actor samples it nor on how many actors there are.
+    """
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        torch.set_num_threads(max(1, int(config.num_cpus_per_env_runner)))
+        self._sampling: SamplingSettings = config.sampling_settings()
+        self._weight_version: int | None = None
+        self._unusable: str | None = None
+        self._environments: dict[str, list[gymnasium.Env[Any, str]]] = {}
+        self._too_long: list[int] = []
+        self._evaluation_config = config if config.in_evaluation else config.get_evaluation_config_object()
+        self.make_env()
+        self._tokenizer = PromptTokenizer(
+            config.model_path(),
+            trust_remote_code=config.trust_remote_code,
+            stop_token_ids=self._sampling.stop_token_ids,
+        )
+        model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
+        self._num_experts = getattr(model_config, "num_experts", getattr(model_config, "num_local_experts", None))
+        self._engine = VLLMEngine(
+            config.model_path(),
+            {"trust_remote_code": config.trust_remote_code, "seed": 0, "skip_tokenizer_init": True}
+            | config.vllm_engine_args(),
+            record_routes=self._sampling.record_routes,
+        )
+
+    # ---- what RLlib asks of an EnvRunner ----------------------------------------------------------------------
+
+    def make_env(self) -> None:
+        """Makes one environment, so that a broken one is noticed before the engine starts."""
+        self._creators: dict[str, EnvCreator] = {
+            "training": self.config.env_creator or env_creator_for(self.config.env, self.config.env_config),
+            "evaluation": self._evaluation_config.env_creator
+            or env_creator_for(self._evaluation_config.env, self._evaluation_config.env_config),
+        }
+        self.env = self._take_environments("training", 1)[0]
+
+    def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
+        """Observation and action space of the environment."""
+        spaces = (self.env.observation_space, self.env.action_space)
+        return {INPUT_ENV_SPACES: spaces, DEFAULT_MODULE_ID: spaces}
+
+    def assert_healthy(self) -> None:
+        """Checks that the engine exists."""
+        assert self._engine is not None, "the vLLM engine was not built"
+
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        force_reset: bool = False,
+        **kwargs: Any,
+    ) -> list[RolloutBatch]:
+        """RLlib's own call, which evaluation actors get: plays the next `num_episodes` evaluation problems.
+
+        Training goes through `sample_groups`, which says which groups to play and with which weights.
+        """
+        count = num_episodes or num_timesteps or self.config.evaluation_duration
+        # RLlib counts actors from 1; problem i goes to actor i modulo the number of actors.
+        actors, place = max(1, self.num_workers), max(0, self.worker_index - 1)
+        batch = self.sample_evaluation([place + actors * i for i in range(count)], greedy=False)
+        for reward in batch.rewards.tolist():
+            self.metrics.log_value(EPISODE_RETURN_MEAN, reward, window=batch.num_samples)
+        self.metrics.log_value(NUM_EPISODES, batch.num_samples, reduce="sum")
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, batch.num_samples, reduce="sum")
+        return [batch]
+
+    def get_metrics(self) -> Any:
+        """Metrics of the `sample` calls since the last call."""
+        return self.metrics.reduce()
+
+    def get_state(self, components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """A rollout actor's only state is the version of its weights."""
+        return {WEIGHTS_SEQ_NO: self._weight_version}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Weights don't come this way (see `rlhf_algos.weight_sync`), so there is nothing to set."""
+
+    def stop(self) -> None:
+        """Closes the environments."""
+        for environments in self._environments.values():
+            for environment in environments:
+                environment.close()
+        self._environments.clear()
+
+    # ---- weights ----------------------------------------------------------------------------------------------
+
+    @property
+    def weight_version(self) -> int | None:
+        """Version of the weights in the engine; None before the first arrived."""
+        return self._weight_version
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> int:
+        """Replaces the engine's weights and acknowledges with the version.
+
+        Raises:
+            ValueError: if the weights are incomplete; the actor then refuses to sample until a whole set came.
+        """
+        self._weight_version, self._unusable = None, "its last weight update failed"
+        self._engine.load_weights(weights)
+        self._weight_version, self._unusable = version, None
+        return version
+
+    # ---- sampling ---------------------------------------------------------------------------------------------
+
+    def sample_groups(self, group_ids: Sequence[int], *, weight_version: int) -> tuple[RolloutBatch | None, list[int]]:
+        """Plays `group_size` episodes for each group.
+
+        Args:
+            group_ids: which groups; an id decides the group's prompt and noise.
+            weight_version: the version the driver believes this actor to have.
+
+        Returns:
+            The batch (None if no group could be played), and the ids of groups whose prompt does not fit.
+
+        Raises:
+            RuntimeError: if the actor has other weights.
+        """
+        self._require_version(weight_version)
+        size = self.config.group_size
+        plan = [
+            (group * size + member, group, {"seed": request_seed(self._run_seed, _ENVIRONMENT, group) % 2**31})
+            for group in group_ids
+            for member in range(size)
+        ]
+        return self._play(plan, "training", self._sampling, _TRAINING)
+
+    def sample_evaluation(self, indices: Sequence[int], *, greedy: bool) -> RolloutBatch:
+        """Plays the evaluation problems with the given indices, one episode each.
+
+        Args:
+            indices: places in the evaluation environment's fixed order of problems.
+            greedy: take the most probable token instead of sampling.
+
+        Raises:
+            ValueError: if no prompt fits into the model's context.
+        """
+        sampling = self._evaluation_config.sampling_settings(greedy=greedy)
+        plan = [(index, index, {"options": {"index": index}}) for index in indices]
+        batch, too_long = self._play(plan, "evaluation", sampling, _EVALUATION)
+        if batch is None:
+            raise ValueError(f"None of the {len(too_long)} evaluation prompts fits into {self._engine.max_model_len} tokens.")
+        return batch
+
+    @property
+    def _run_seed(self) -> int:
+        return self.config.seed if self.config.seed is not None else 0
+
+    def _require_version(self, version: int) -> None:
+        if self._unusable:
+            raise RuntimeError(f"Rollout actor {self.worker_index} can't sample: {self._unusable}.")
+        if self._weight_version != version:
+            raise RuntimeError(
+                f"Rollout actor {self.worker_index} has weight version {self._weight_version}, the driver expects "
+                f"{version}. Sampling with other weights would silently be off-policy."
+            )
+
+    def _play(
+        self,
+        plan: Sequence[tuple[int, int, dict[str, Any]]],
+        kind: str,
+        sampling: SamplingSettings,
+        noise: int,
+    ) -> tuple[RolloutBatch | None, list[int]]:
+        """Resets an environment per planned (sample, group, reset arguments), generates, steps, assembles."""
+        environments = self._take_environments(kind, len(plan))
+        by_key: dict[str, tuple[int, int, gymnasium.Env[Any, str]]] = {}
+        too_long: list[int] = []
+        for (sample, group, reset), environment in zip(plan, environments, strict=True):
+            prompt, _ = environment.reset(**reset)
+            request = self._request(sample, self._tokenizer.encode(prompt), sampling, noise)
+            if request is None:
+                too_long.append(group)
+                continue
+            by_key[request.key] = (sample, group, environment)
+            self._engine.add(request)
+        too_long = list(dict.fromkeys(too_long))
+        if too_long:
+            logger.warning(
+                "The prompts of groups %s leave no room for a response in max_model_len=%d and were not sampled.",
+                too_long,
+                self._engine.max_model_len,
+            )
+        finished: dict[int, ScoredResponse] = {}
+        try:
+            while self._engine.num_running:
+                for key, generation in self._engine.step():
+                    sample, group, environment = by_key[key]
+                    finished[sample] = self._score(sample, group, environment, generation)
+        except BaseException:
+            self._engine.abort_all()
+            raise
+        # In the plan's order, whatever order they finished in.
+        ordered = [finished[sample] for sample, _, _ in plan if sample in finished]
+        if not ordered:
+            return None, too_long
+        settings = {"model": self.config.language_model_path, "environment": str(self.config.env)} | sampling.as_dict()
+        return assemble(ordered, sampling, num_experts=self._num_experts, settings=settings), too_long
+
+    def _request(
+        self, sample: int, prompt_ids: list[int], sampling: SamplingSettings, noise: int
+    ) -> GenerationRequest | None:
+        room = self._engine.max_model_len - len(prompt_ids)
+        if room < 1:
+            return None
+        num_logprobs = sampling.record_head
+        if sampling.truncates:
+            # With top-p alone any number of tokens may be left.
+            num_logprobs = sampling.top_k or self._engine.vocabulary_size
+        return GenerationRequest(
+            key=f"{noise}-{sample}",
+            prompt_ids=prompt_ids,
+            max_tokens=min(room, sampling.max_response_tokens),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            num_logprobs=min(num_logprobs, self._engine.vocabulary_size),
+            stop_token_ids=tuple(sorted(self._tokenizer.end_ids)),
+            seed=request_seed(self._run_seed, noise, sample),
+        )
+
+    def _score(
+        self, sample: int, group: int, environment: gymnasium.Env[Any, str], generation: Generation
+    ) -> ScoredResponse:
+        text = self._tokenizer.decode(generation.token_ids)
+        try:
+            _, reward, terminated, truncated, _ = environment.step(text)
+        except Exception as error:
+            error.add_note(f"while scoring sample {sample} of group {group}; the run was stopped")
+            raise
+        if not (terminated or truncated):
+            raise ValueError(
+                f"{environment.unwrapped} asked for another turn after sample {sample}; this rollout actor plays "
+                "single-turn environments: return terminated=True from step()."
+            )
+        version = -1 if self._weight_version is None else self._weight_version
+        return ScoredResponse(sample, group, generation, float(reward), version)
+
+    def _take_environments(self, kind: str, count: int) -> list[gymnasium.Env[Any, str]]:
+        """`count` environments, kept for the next call: every running episode holds its own state."""
+        pool = self._environments.setdefault(kind, [])
+        while len(pool) < count:
+            pool.append(self._creators[kind]())
+        return pool[:count]
