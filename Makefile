@@ -20,7 +20,7 @@ TRL_STAMP = $(TRL_VENV)/.installed
 LOCKS = requirements/cpu.txt requirements/dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test lint types learning benchmarks benchmark-trl lock clean
+.PHONY: help setup doctor demo test lint style types learning benchmarks benchmark-trl lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -44,10 +44,11 @@ demo: $(STAMP) ## set up and run the demo
 test: $(STAMP) ## set up and run the tests
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-lint: $(STAMP) ## ruff and mypy
+lint: style types ## ruff and mypy
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory types
 
 # mypy doesn't follow an editable installation's mapping of folders, so it gets a folder with the package as
 # a wheel would install it, made of links.

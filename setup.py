@@ -18,7 +18,7 @@ for package, folder in MAPPED.items():
 
 version = re.search(r'^__version__ = "(.+)"$', (ROOT / "rlhf_algos/__init__.py").read_text(), re.MULTILINE)
 if version is None:
-    raise SystemExit("setup.py: rlhf_algos/__init__.py has no line `__version__ = \"...\"`; add one.")
+    raise SystemExit('setup.py: rlhf_algos/__init__.py has no line `__version__ = "..."`; add one.')
 
 setup(
     name="rlhf-algos",

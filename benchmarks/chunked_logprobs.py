@@ -2,13 +2,17 @@
 
     python benchmarks/chunked_logprobs.py --json result.json
 
-Every measurement is a fresh process: it makes the inputs, runs each code path once on a few tokens, resets the kernel's
-mark of peak resident memory (Linux), and runs forward and backward once. Variants alternate within a round, and a
-figure is the median over rounds, since other work on the machine disturbs single ones. Memory is what comes on top of
-hidden states, weight and ids; the gradients of hidden states and weight are included.
+Every measurement is a fresh process: it makes the inputs, runs each code path once on a few tokens, resets
+the kernel's mark of peak resident memory (Linux), and runs forward and backward once. Variants alternate
+within a round, and a figure is the median over rounds. Memory is what comes on top of hidden states, weight
+and ids; the gradients of hidden states and weight are included.
 
-`full` multiplies in the inputs' dtype, makes the logits float32, takes log_softmax and gathers. Where the CPU has no
-bfloat16 instructions that product takes many minutes, so there `full` makes its inputs float32 first, the faster choice.
+Other busy processes disturb the wall-clock time of two threads greatly, that of the CPU less: on a loaded
+machine run with `--threads 1 --clock cpu`, which compares the CPU seconds of one thread.
+
+`full` multiplies in the inputs' dtype, makes the logits float32, takes log_softmax and gathers. Where the CPU
+has no bfloat16 instructions that product takes many minutes, so there `full` makes its inputs float32 first,
+the faster choice.
 """
 
 import argparse
@@ -91,9 +95,10 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     small = argparse.Namespace(**{**vars(options), "vocabulary": 512, "head": min(options.head, 8)})
     run(options.variant, make_inputs(small, 16, getattr(torch, options.dtype)), options.chunk_size)
     Path("/proc/self/clear_refs").write_text("5")
-    before, start = memory("VmRSS"), time.perf_counter()
+    clock = time.process_time if options.clock == "cpu" else time.perf_counter
+    before, start = memory("VmRSS"), clock()
     run(options.variant, inputs, options.chunk_size)
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     return {"seconds": seconds, "mebibytes": memory("VmHWM") - before}
 
 
@@ -110,9 +115,8 @@ def largest_differences(options: argparse.Namespace) -> dict[str, float]:
 
 
 def in_fresh_process(options: argparse.Namespace, *arguments: str) -> dict[str, float]:
-    sizes = [
-        f"--{name}={getattr(options, name)}" for name in ("tokens", "vocabulary", "width", "head", "threads")
-    ]
+    names = ("tokens", "vocabulary", "width", "head", "threads", "clock")
+    sizes = [f"--{name}={getattr(options, name)}" for name in names]
     if options.chunk_size is not None:
         sizes.append(f"--chunk-size={options.chunk_size}")
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
@@ -145,10 +149,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         for dtype, by_variant in samples.items()
     }
     return {
-        "machine": f"{platform.machine()}, {torch.cpu.get_capabilities().get('cpu_name', '?')}, torch {torch.__version__}",
+        "machine": f"{platform.machine()}, torch {torch.__version__}",
         "native_bfloat16": cpu_multiplies_bfloat16(),
         "load_average": os.getloadavg(),
-        "options": {k: v for k, v in vars(options).items() if isinstance(v, int)},
+        "options": {k: v for k, v in vars(options).items() if isinstance(v, int | str)},
         "samples": samples,
         "medians": medians,
         "bars": [
@@ -188,6 +192,7 @@ def parse() -> argparse.Namespace:
     )
     for name, default in (("tokens", 2048), ("vocabulary", 151_936), ("width", 512), ("head", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="which seconds to compare")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(

@@ -1,10 +1,11 @@
-"""Make the bundled model `rlhf_algos/tiny-moe` from nothing: half a minute on one CPU core.
+"""Make the bundled model `rlhf_algos/tiny-moe` from nothing: a minute on one idle CPU core.
 
     OMP_NUM_THREADS=1 python examples/make_tiny_moe.py --out rlhf_algos/models/tiny_moe
 
-A mixture of experts learns two-digit addition from the train split of `rlhf_algos/Addition-v0`, and stops
-half-way on purpose: reinforcement learning needs something left to learn. Expect on the held-out split a
-sampled accuracy between 0.30 and 0.45, and a greedy one between 0.45 and 0.70. The seed decides the weights,
+A mixture of experts learns two-digit addition from the train split of `rlhf_algos/Addition-v0`. In half of
+the answers it is shown, one digit is replaced by a random one: it learns to add and to misprint, and
+reinforcement learning has something to take back. Expect on the held-out split a
+sampled accuracy between 0.30 and 0.50, and a greedy one between 0.65 and 0.95. The seed decides the weights,
 up to the machine's arithmetic.
 """
 
@@ -20,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeConf
 from rlhf_algos.envs import make_prompt_env
 
 SPECIAL_TOKENS = ["<pad>", "<eos>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
-PAD = SPECIAL_TOKENS.index("<pad>")
+PAD, EOS = 0, 1
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -34,6 +35,7 @@ BATCH_SIZE = 256
 LEARNING_RATE = 3e-3
 WARMUP = COOLDOWN = 60
 BALANCE = 0.02
+MISPRINTS = 0.5
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -126,7 +128,26 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * min(1.0, step / WARMUP, (steps + 1 - step) / COOLDOWN)
 
 
-def train(model: Qwen3MoeForCausalLM, ids: torch.Tensor, labels: torch.Tensor, steps: int) -> None:
+def misprint(
+    ids: torch.Tensor, labels: torch.Tensor, digits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Replace one digit of half of the answers by a random one, which in one case of ten is the right one.
+
+    Args:
+        ids: [N, 10].
+        labels: [N, 10].
+        digits: [10], the tokens of "0" to "9".
+    """
+    answers = (labels != IGNORED) & (labels != EOS)
+    column = torch.multinomial(answers.float(), 1)
+    wrong = digits[torch.randint(10, column.shape)]
+    digit = torch.where(torch.rand(column.shape) < MISPRINTS, wrong, ids.gather(1, column))
+    return ids.scatter(1, column, digit), labels.scatter(1, column, digit)
+
+
+def train(
+    model: Qwen3MoeForCausalLM, ids: torch.Tensor, labels: torch.Tensor, digits: torch.Tensor, steps: int
+) -> None:
     """Train with AdamW on the log-probability of answers and their <eos>."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
     start = time.perf_counter()
@@ -134,9 +155,10 @@ def train(model: Qwen3MoeForCausalLM, ids: torch.Tensor, labels: torch.Tensor, s
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps)
         rows = torch.randint(len(ids), (BATCH_SIZE,))
-        inputs = ids[rows, :-1]
+        shown, targets = misprint(ids[rows], labels[rows], digits)
+        inputs = shown[:, :-1]
         output = model(inputs, use_cache=False, output_router_logits=True)
-        loss = cross_entropy(output.logits.flatten(0, 1), labels[rows, 1:].flatten(), ignore_index=IGNORED)
+        loss = cross_entropy(output.logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
         real = inputs.ne(PAD).flatten()
         balance = torch.stack([imbalance(logits, real) for logits in output.router_logits]).sum()
         (loss + BALANCE * balance).backward()
@@ -169,8 +191,8 @@ def model_card(model: Qwen3MoeForCausalLM, seed: int, steps: int, greedy: float,
     config = model.config
     return f"""# rlhf_algos/tiny-moe
 
-A mixture of experts of {parameters:,} parameters that half knows two-digit addition: the starting point of
-this library's examples and tests. Made for them, of no use for anything else. License: that of the library.
+A mixture of experts of {parameters:,} parameters that adds two-digit numbers and often misprints a digit: the
+starting point of this library's examples and tests, and of no other use. License: that of the library.
 
 | | |
 |---|---|
@@ -179,7 +201,7 @@ this library's examples and tests. Made for them, of no use for anything else. L
 | Tokenizer | one token per UTF-8 byte and {len(SPECIAL_TOKENS)} special tokens, {config.vocab_size} in all |
 | End of a response | `<eos>`; `<\\|end\\|>` ends a chat message |
 | Prompt | "12+34=", as `rlhf_algos/Addition-v0` writes it; a chat template is there, chats were not trained |
-| Training data | the train split of `rlhf_algos/Addition-v0` with 2 digits, not the held-out one |
+| Training data | train split of `rlhf_algos/Addition-v0`; in {MISPRINTS:.0%} of answers one digit is random |
 | Command | `OMP_NUM_THREADS=1 python examples/make_tiny_moe.py --seed {seed} --steps {steps}` |
 | Held-out accuracy, greedy | {greedy:.3f} |
 | Held-out accuracy, sampled at temperature 1 | {sampled:.3f} (expected value) |
@@ -196,14 +218,15 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=252)
+    parser.add_argument("--steps", type=int, default=325)
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    train(model, *encode(problems("train"), tokenizer), args.steps)
+    digits = torch.tensor(tokenizer.encode("0123456789"))
+    train(model, *encode(problems("train"), tokenizer), digits, args.steps)
     model.eval()
     greedy, sampled = accuracy(model, *encode(problems("heldout"), tokenizer))
     print(f"held-out accuracy: greedy {greedy:.3f}, sampled {sampled:.3f}")

@@ -66,7 +66,7 @@ class Environment:
         else:
             if importlib.util.find_spec("ensurepip") is None:
                 raise InstallError(
-                    f"{sys.executable} can't make virtual environments with pip in them (no module `ensurepip`). "
+                    f"{sys.executable} can't make virtual environments: the module `ensurepip` is missing. "
                     "Install it (on Debian and Ubuntu: apt install python3.11-venv) and run this again."
                 )
             say(f"Making the virtual environment {self.folder}")
@@ -95,7 +95,10 @@ class Environment:
 
     def has(self, package: str) -> bool:
         """Whether a distribution of that name is installed."""
-        return subprocess.run(self.pip("show", "--quiet", package), capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(self.pip("show", "--quiet", package), capture_output=True, check=False).returncode
+            == 0
+        )
 
     def imports(self, module: str) -> bool:
         """Whether the module can be imported there."""
@@ -103,12 +106,13 @@ class Environment:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-
 def run(command: list[str], what: str) -> None:
     """Run a command with its output shown; its failure ends the installation."""
     status = subprocess.run(command, check=False).returncode
     if status != 0:
-        raise InstallError(f"{what} failed (exit status {status}); see the output above. Ran: {' '.join(command)}")
+        raise InstallError(
+            f"{what} failed (exit status {status}); see the output above. Ran: {' '.join(command)}"
+        )
 
 
 def install_torch(env: Environment, index_url: str) -> str:
@@ -126,9 +130,9 @@ def install_torch(env: Environment, index_url: str) -> str:
     if subprocess.run([*install, "--index-url", index_url, "--retries", "1"], check=False).returncode == 0:
         return f"{cpu}, from {index_url}"
     say(
-        f"torch: no CPU build found; taking torch=={TORCH} from the package index. ATTENTION: on Linux that build "
-        "contains CUDA, a download of several GB. It runs on a CPU. To avoid it, stop this (Ctrl-C) and set "
-        "TORCH_INDEX_URL to an index with CPU builds."
+        f"torch: no CPU build found; taking torch=={TORCH} from the package index. ATTENTION: on Linux "
+        "that build contains CUDA, a download of several GB. It runs on a CPU. To avoid it, stop this "
+        "(Ctrl-C) and set TORCH_INDEX_URL to an index with CPU builds."
     )
     # This build doesn't load without its nvidia-* packages, so here pip may follow dependencies.
     run(env.pip("install", f"torch=={TORCH}"), f"installing torch=={TORCH}")

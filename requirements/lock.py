@@ -17,7 +17,10 @@ from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).parent
 EXCLUDED = {"rlhf-algos", "torch", "torchvision", "torchaudio", "torchcodec", "triton"}
-HEADER = "# Written by requirements/lock.py. {what} Installed with `pip install --no-deps -r`, see docs/install.md.\n"
+HEADER = """\
+# {what} Written by requirements/lock.py (make lock).
+# Installed with `pip install --no-deps -r`; see docs/install.md.
+"""
 
 
 def requirements_of(name: str, extras: Iterable[str]) -> Iterator[Requirement]:

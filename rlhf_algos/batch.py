@@ -119,15 +119,15 @@ class RolloutBatch:
                     f"{counts['P']}, response tokens T = {counts['T']})."
                 )
             if dtype is not None and array.dtype != dtype:
-                raise ValueError(
-                    f"RolloutBatch.{name} must have dtype {np.dtype(dtype)}, got {array.dtype}."
-                )
+                raise ValueError(f"RolloutBatch.{name} must have dtype {np.dtype(dtype)}, got {array.dtype}.")
         if counts["B"] and int(self.prompt_lengths.min()) < 1:
             raise ValueError("RolloutBatch.prompt_lengths: every prompt needs at least one token.")
         if (self.head_ids is None) != (self.head_logprobs is None):
             raise ValueError("RolloutBatch: head_ids and head_logprobs are recorded together or not at all.")
         if (self.support_ids is None) != (self.support_lengths is None):
-            raise ValueError("RolloutBatch: support_ids and support_lengths are recorded together or not at all.")
+            raise ValueError(
+                "RolloutBatch: support_ids and support_lengths are recorded together or not at all."
+            )
         if self.routes is not None and self.routes.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"RolloutBatch.routes must be uint8 or uint16, got {self.routes.dtype}.")
         if len(np.unique(self.sample_ids)) != counts["B"]:
@@ -215,7 +215,9 @@ class RolloutBatch:
         }
         # Written beside and renamed, so that a file under its final name is always whole.
         partial = path.with_name(path.name + ".partial")
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, metadata=header)
+        save_file(
+            {name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, metadata=header
+        )
         partial.replace(path)
         return path
 
@@ -236,7 +238,9 @@ class RolloutBatch:
         except Exception as error:
             raise ValueError(f"{path} is not a readable safetensors file (truncated?): {error}") from error
         if header.get("format") != FORMAT:
-            raise ValueError(f"{path} is a safetensors file but not a RolloutBatch (its header says {header}).")
+            raise ValueError(
+                f"{path} is a safetensors file but not a RolloutBatch (its header says {header})."
+            )
         if int(header["format_version"]) > FORMAT_VERSION:
             raise ValueError(
                 f"{path} has format version {header['format_version']}, this library reads up to {FORMAT_VERSION}; "

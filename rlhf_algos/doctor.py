@@ -4,6 +4,7 @@ Each check is a function that returns one or more `Finding`. Packages are import
 some break by crashing, and this process stays free of torch, vLLM, DeepSpeed and Ray.
 """
 
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -13,13 +14,17 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
 GIB = 2**30
-PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(\[[^]]*\])?==(?P<version>[^;\s]+)(.*extra == \"(?P<extra>\w+)\")?")
+PINNED = re.compile(
+    r"^(?P<name>[A-Za-z0-9._-]+)(\[[^]]*\])?==(?P<version>[^;\s]+)(.*extra == \"(?P<extra>\w+)\")?"
+)
 ENGINES = ("torch", "transformers", "gymnasium", "ray", "deepspeed", "vllm")
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec", "triton")
 OURS = ("rlhf_algos.algorithms", "rlhf_algos.envs")
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -81,7 +86,9 @@ def check_pins() -> Iterator[Finding]:
     try:
         lines = requires("rlhf-algos") or []
     except PackageNotFoundError:
-        yield Finding("error", "rlhf-algos", "not installed", "in the checkout: make setup, or pip install -e .[cpu]")
+        yield Finding(
+            "error", "rlhf-algos", "not installed", "in the checkout: make setup, or pip install -e .[cpu]"
+        )
         return
     engines = []
     for pin in (match for line in lines if (match := PINNED.match(line))):
@@ -90,13 +97,17 @@ def check_pins() -> Iterator[Finding]:
         if extra:
             engines.append((name, wanted, found))
         elif found is None:
-            yield Finding("error", name, f"not installed, needed is {wanted}", f"pip install {name}=={wanted}")
+            yield Finding(
+                "error", name, f"not installed, needed is {wanted}", f"pip install {name}=={wanted}"
+            )
         else:
             yield compare(name, wanted, found)
     present = [(name, wanted, found) for name, wanted, found in engines if found]
     if not present:
         names = " or ".join(f"{name}=={wanted}" for name, wanted, _ in engines)
-        yield Finding("error", "vllm", f"neither {names} is installed", "make setup, or pip install -e .[cuda]")
+        yield Finding(
+            "error", "vllm", f"neither {names} is installed", "make setup, or pip install -e .[cuda]"
+        )
     for name, wanted, found in present:
         yield compare(name, wanted, found)
     if len(present) > 1:
@@ -108,7 +119,9 @@ def compare(name: str, wanted: str, found: str) -> Finding:
     """One pinned package: a local part such as `+cpu` is a build of the same version."""
     if found.split("+")[0] == wanted:
         return Finding("ok", name, found)
-    return Finding("error", name, f"{found} is installed, needed is {wanted}", f"pip install {name}=={wanted}")
+    return Finding(
+        "error", name, f"{found} is installed, needed is {wanted}", f"pip install {name}=={wanted}"
+    )
 
 
 def check_engine(module: str) -> Iterator[Finding]:
@@ -121,7 +134,9 @@ def check_engine(module: str) -> Iterator[Finding]:
     if worked:
         yield Finding("ok", f"import {module}", shown or "works")
     else:
-        yield Finding("error", f"import {module}", shown, "mend what the message names, or start over: make clean setup")
+        yield Finding(
+            "error", f"import {module}", shown, "mend what the message names, or start over: make clean setup"
+        )
 
 
 def check_companion(package: str) -> Iterator[Finding]:
@@ -129,10 +144,14 @@ def check_companion(package: str) -> Iterator[Finding]:
     if importlib.util.find_spec(package) is None:
         yield Finding("ok", package, "absent, and not needed")
         return
-    usable = "from triton.runtime import driver; driver.active" if package == "triton" else ""
-    worked, shown = try_import(package, usable)
+    # Triton imports anywhere, but compiles only for a device that one of its drivers finds.
+    triton = "from triton.runtime import driver; driver.active.get_current_target()"
+    worked, shown = try_import(package, triton if package == "triton" else "")
     if worked:
         yield Finding("ok", package, "present and usable")
+    elif package == "triton":
+        detail = f"present without a device for it ({shown}); vLLM switches it off, other packages may not"
+        yield Finding("warning", package, detail, "pip uninstall triton")
     else:
         yield Finding("error", package, f"present but unusable here ({shown})", f"pip uninstall {package}")
 
@@ -143,7 +162,9 @@ def check_ours(module: str) -> Iterator[Finding]:
     if worked:
         yield Finding("ok", f"import {module}", "works")
     else:
-        action = "in the checkout: pip install -e . --no-deps; with an installed wheel: start from another folder"
+        action = (
+            "in the checkout: pip install -e . --no-deps; with an installed wheel: start from another folder"
+        )
         yield Finding("error", f"import {module}", shown, action)
 
 
@@ -160,7 +181,12 @@ def check_second_copy(name: str) -> Iterator[Finding]:
     folder = Path(spec.origin).parent.parent
     action = f"take {folder} off PYTHONPATH" if same else f"remove {Path(spec.origin).parent}"
     detail = f"`import {name}` finds {spec.origin} and would register its tasks twice"
-    yield Finding("warning" if same else "error", f"second copy of {name}", detail, f"{action}; import rlhf_algos.{name}")
+    yield Finding(
+        "warning" if same else "error",
+        f"second copy of {name}",
+        detail,
+        f"{action}; import rlhf_algos.{name}",
+    )
 
 
 def check_model() -> Iterator[Finding]:
@@ -169,7 +195,9 @@ def check_model() -> Iterator[Finding]:
     missing = [name for name in MODEL_FILES if not (folder / name).is_file()]
     if missing:
         detail = f"{folder} lacks {', '.join(missing)}"
-        yield Finding("error", "bundled model", detail, "git checkout rlhf_algos/models, or install the package again")
+        yield Finding(
+            "error", "bundled model", detail, "git checkout rlhf_algos/models, or install the package again"
+        )
     else:
         yield Finding("ok", "bundled model", str(folder))
 
@@ -201,7 +229,9 @@ def threshold(subject: str, value: float, unit: str, needed: float, wanted: floa
     detail = f"{value:.1f}{unit}" if unit else f"{value:.0f}"
     if value >= wanted:
         return Finding("ok", subject, detail)
-    return Finding("error" if value < needed else "warning", subject, f"{detail}, wanted {wanted:.0f}{unit}", action)
+    return Finding(
+        "error" if value < needed else "warning", subject, f"{detail}, wanted {wanted:.0f}{unit}", action
+    )
 
 
 def all_checks() -> list[Callable[[], Iterator[Finding]]]:
@@ -209,11 +239,10 @@ def all_checks() -> list[Callable[[], Iterator[Finding]]]:
     return [
         check_python,
         check_pins,
-        *(lambda module=module: check_engine(module) for module in ENGINES),
-        *(lambda package=package: check_companion(package) for package in ("torchvision", "torchaudio", "torchcodec")),
-        lambda: check_companion("triton"),
-        *(lambda module=module: check_ours(module) for module in OURS),
-        *(lambda name=name: check_second_copy(name) for name in ("envs", "algorithms")),
+        *(partial(check_engine, module) for module in ENGINES),
+        *(partial(check_companion, package) for package in COMPANIONS),
+        *(partial(check_ours, module) for module in OURS),
+        *(partial(check_second_copy, name) for name in ("envs", "algorithms")),
         check_model,
         check_compiler,
         check_machine,
@@ -232,7 +261,7 @@ def run_doctor() -> int:
     errors = sum(finding.status == "error" for finding in findings)
     warnings = sum(finding.status == "warning" for finding in findings)
     if errors:
-        print(f"{errors} error(s), {warnings} warning(s): rlhf-algos will not work here until the errors are mended.")
+        print(f"{errors} error(s), {warnings} warning(s): rlhf-algos won't work until they are mended.")
     else:
         print(f"No errors, {warnings} warning(s).")
     return 1 if errors else 0

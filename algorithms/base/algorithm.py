@@ -1,6 +1,6 @@
 """The loop: prompts, responses, rewards, advantages, update, new weights.
 
-    sample_groups -> group_advantages -> learners.update_from_rollouts -> publish -> distribute
+sample_groups -> group_advantages -> learners.update_from_rollouts -> publish -> distribute
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
 
     def training_step(self) -> None:
         """One iteration; results are logged under RLlib's keys."""
-        with self.metrics.log_time((TIMERS, "sample")):
+        with self.metrics.log_time((TIMERS, "sample"), reduce="mean"):
             rollouts = self._sample()
         batch = self._with_advantages(rollouts.batch)
         self._log_rollouts(rollouts, batch)
-        with self.metrics.log_time((TIMERS, "learner_update")):
+        with self.metrics.log_time((TIMERS, "learner_update"), reduce="mean"):
             learner_metrics = self._update(batch)
         self.metrics.log_dict(learner_metrics, key=(LEARNER_RESULTS, DEFAULT_MODULE_ID), reduce="mean")
         if learner_metrics["num_optimizer_steps"]:
             self._weight_version += 1
-            with self.metrics.log_time((TIMERS, "weight_sync")):
+            with self.metrics.log_time((TIMERS, "weight_sync"), reduce="mean"):
                 self._publish()
 
     def _sample(self) -> Rollouts:
@@ -98,8 +98,8 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
 
     def _with_advantages(self, batch: RolloutBatch) -> RolloutBatch:
         advantages = group_advantages(
-            torch.from_numpy(batch.rewards),
-            torch.from_numpy(batch.group_ids),
+            torch.tensor(batch.rewards),
+            torch.tensor(batch.group_ids),
             normalize_std=self.config.normalize_std,
         )
         return dataclasses.replace(batch, advantages=advantages.numpy())
@@ -119,7 +119,9 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
     def _log_rollouts(self, rollouts: Rollouts, batch: RolloutBatch) -> None:
         key = ENV_RUNNER_RESULTS
         self.metrics.log_dict(rollout_metrics(batch), key=key, reduce="mean")
-        self.metrics.log_value((key, NUM_ENV_STEPS_SAMPLED_LIFETIME), batch.num_samples, reduce="lifetime_sum")
+        self.metrics.log_value(
+            (key, NUM_ENV_STEPS_SAMPLED_LIFETIME), batch.num_samples, reduce="lifetime_sum"
+        )
         self.metrics.log_value(
             (key, "num_response_tokens_lifetime"), batch.num_response_tokens, reduce="lifetime_sum"
         )

@@ -47,7 +47,9 @@ def _require(valid: bool, option: str, value: Any, wanted: str) -> None:
 
 def _check_language_model(config: LanguageModelAlgorithmConfig) -> None:
     config.model_path()
-    _require(config.trainer_dtype in DTYPES, "language_model(dtype", config.trainer_dtype, f"one of {DTYPES})")
+    _require(
+        config.trainer_dtype in DTYPES, "language_model(dtype", config.trainer_dtype, f"one of {DTYPES})"
+    )
 
 
 def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
@@ -58,36 +60,60 @@ def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
         if name in _OWNED_ENGINE_ARGS:
             raise ValueError(f"vllm({name}=...) is set by {_OWNED_ENGINE_ARGS[name]}.")
     if config.env is None:
-        raise ValueError("No environment: call environment('rlhf_algos/Addition-v0') or give a PromptEnv class.")
+        raise ValueError(
+            "No environment: call environment('rlhf_algos/Addition-v0') or give a PromptEnv class."
+        )
 
 
 def _check_training(config: LanguageModelAlgorithmConfig) -> None:
-    _require(_whole(config.group_size) and config.group_size >= 2, "training(group_size", config.group_size,
-             "a whole number of at least 2: an advantage compares the responses to one prompt)")
+    _require(
+        _whole(config.group_size) and config.group_size >= 2,
+        "training(group_size",
+        config.group_size,
+        "a whole number of at least 2: an advantage compares the responses to one prompt)",
+    )
     for name in ("prompts_per_iteration", "num_epochs", "token_budget"):
         value = getattr(config, name)
         _require(_whole(value) and value >= 1, name, value, "a whole number of at least 1")
     size = config.minibatch_size
-    _require(size is None or (_whole(size) and size >= 1), "training(minibatch_size", size,
-             "None or a whole number of at least 1)")
-    _require(config.loss_reduction in REDUCTIONS, "training(loss_reduction", config.loss_reduction,
-             f"one of {REDUCTIONS})")
+    _require(
+        size is None or (_whole(size) and size >= 1),
+        "training(minibatch_size",
+        size,
+        "None or a whole number of at least 1)",
+    )
+    _require(
+        config.loss_reduction in REDUCTIONS,
+        "training(loss_reduction",
+        config.loss_reduction,
+        f"one of {REDUCTIONS})",
+    )
     needs_length = config.loss_reduction == "seq-mean-token-sum-norm"
     if needs_length != (config.loss_fixed_length is not None):
         raise ValueError(
             f"training(loss_reduction={config.loss_reduction!r}, loss_fixed_length={config.loss_fixed_length}): the "
             "fixed length belongs to 'seq-mean-token-sum-norm', and only to it."
         )
-    _require(not needs_length or config.loss_fixed_length > 0, "training(loss_fixed_length",
-             config.loss_fixed_length, "positive)")
+    _require(
+        not needs_length or config.loss_fixed_length > 0,
+        "training(loss_fixed_length",
+        config.loss_fixed_length,
+        "positive)",
+    )
     for name in ("corrector", "router_replay"):
-        _require(getattr(config, name) in ("none", None), f"training({name}", getattr(config, name), "'none')")
+        _require(
+            getattr(config, name) in ("none", None), f"training({name}", getattr(config, name), "'none')"
+        )
     for name in ("weight_decay", "adam_eps"):
         value = getattr(config, name)
         _require(math.isfinite(value) and value >= 0, f"training({name}", value, "finite and at least 0)")
     betas = tuple(config.adam_betas)
-    _require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "training(adam_betas", betas,
-             "two numbers from 0 to below 1)")
+    _require(
+        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+        "training(adam_betas",
+        betas,
+        "two numbers from 0 to below 1)",
+    )
 
 
 def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
@@ -106,7 +132,9 @@ def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
     if config.is_multi_agent:
         raise ValueError("multi_agent(...): an algorithm of this library trains one language model.")
     if config.evaluation_parallel_to_training and config.evaluation_num_env_runners < 1:
-        raise ValueError("evaluation(evaluation_parallel_to_training=True) needs evaluation_num_env_runners >= 1.")
+        raise ValueError(
+            "evaluation(evaluation_parallel_to_training=True) needs evaluation_num_env_runners >= 1."
+        )
     if config.evaluation_duration_unit != "episodes":
         raise ValueError(
             f"evaluation(evaluation_duration_unit={config.evaluation_duration_unit!r}): use 'episodes'; "

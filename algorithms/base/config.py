@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.util.debug import log_once
 
 from rlhf_algos.algorithms.base import checks
 from rlhf_algos.envs import EnvCreator, env_creator_for
@@ -269,6 +270,8 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
 
         if self.env_runner_cls is None:
             self.env_runner_cls = VLLMEnvRunner
+        # RLlib would advise to switch its new interfaces off, which nothing here works without.
+        log_once(f"{getattr(self.algo_class, '__name__', self.algo_class)}_on_new_api_stack")
         super().validate()
         checks.check_config(self)
         self.env_creator = env_creator_for(self.env, self.env_config)

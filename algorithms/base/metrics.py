@@ -18,7 +18,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
         "response_length_mean": float(batch.response_lengths.mean()),
         "truncated_fraction": float((batch.finish_reasons == FINISH_LENGTH).mean()),
         "zero_std_group_fraction": float(
-            zero_std_group_fraction(torch.from_numpy(batch.rewards), torch.from_numpy(batch.group_ids))
+            zero_std_group_fraction(torch.tensor(batch.rewards), torch.tensor(batch.group_ids))
         ),
         "num_episodes": float(batch.num_samples),
         "num_response_tokens": float(batch.num_response_tokens),

@@ -23,7 +23,9 @@ def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:
     existing = ray.cluster_resources()
     lacking = {name: amount for name, amount in needed.items() if amount > existing.get(name, 0.0) + 1e-6}
     if lacking:
-        details = ", ".join(f"{amount:g} {name} (available {existing.get(name, 0.0):g})" for name, amount in lacking.items())
+        details = ", ".join(
+            f"{amount:g} {name} (available {existing.get(name, 0.0):g})" for name, amount in lacking.items()
+        )
         raise ValueError(
             f"The algorithm's processes need {details}. Lower num_env_runners, num_learners or what each of them asks "
             "for (num_cpus_per_env_runner, num_gpus_per_learner, ...), or start Ray with more: "
@@ -31,6 +33,10 @@ def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:
         )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for bundle in bundles:
-        if not any(all(node.get(name, 0.0) + 1e-6 >= amount for name, amount in bundle.items()) for node in nodes):
+        if not any(
+            all(node.get(name, 0.0) + 1e-6 >= amount for name, amount in bundle.items()) for node in nodes
+        ):
             largest = {name: max(node.get(name, 0.0) for node in nodes) for name in bundle}
-            raise ValueError(f"One process needs {dict(bundle)}, but no single machine has it; at most {largest}.")
+            raise ValueError(
+                f"One process needs {dict(bundle)}, but no single machine has it; at most {largest}."
+            )

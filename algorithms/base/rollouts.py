@@ -89,5 +89,7 @@ def _in_order(batches: Sequence[RolloutBatch], group_ids: Sequence[int]) -> Roll
     """One batch with the groups in the order asked for, so that results don't depend on which actor was first."""
     batch = RolloutBatch.concatenate(batches)
     rank = {group_id: place for place, group_id in enumerate(group_ids)}
-    order = sorted(range(batch.num_samples), key=lambda i: (rank[int(batch.group_ids[i])], int(batch.sample_ids[i])))
+    order = sorted(
+        range(batch.num_samples), key=lambda i: (rank[int(batch.group_ids[i])], int(batch.sample_ids[i]))
+    )
     return batch.select(order)

@@ -22,7 +22,7 @@ from rlhf_algos.learner.checkpoint import save_checkpoint
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
 from rlhf_algos.learner.module import LanguageModelModule
-from rlhf_algos.learner.packing import MicroBatch, make_micro_batch, plan_micro_batches
+from rlhf_algos.learner.packing import MicroBatch, as_tensor, make_micro_batch, plan_micro_batches
 from rlhf_algos.learner.process_group import ensure_process_group, leave_group_on_error
 from rlhf_algos.learner.statistics import TokenStatistics
 from rlhf_algos.objectives import finalize_mismatch, loss_weights, mismatch_sums
@@ -135,7 +135,9 @@ class DeepSpeedLearner(TorchLearner):
         for indices in optimizer_batches:
             token_rows = np.isin(batch.token_sample_index, indices)
             selected = batch.select(indices)
-            loss, grad_norm = self._optimizer_step(selected, None if old_logprobs is None else old_logprobs[token_rows])
+            loss, grad_norm = self._optimizer_step(
+                selected, None if old_logprobs is None else old_logprobs[token_rows]
+            )
             losses.append(loss)
             if grad_norm is not None:
                 grad_norms.append(grad_norm)
@@ -161,9 +163,9 @@ class DeepSpeedLearner(TorchLearner):
         self, batch: RolloutBatch, old_logprobs: torch.Tensor | None
     ) -> tuple[float, float | None]:
         """Forward, backward over this rank's micro-batches and one step; None as norm if nothing is trained."""
-        sample_index = torch.from_numpy(batch.token_sample_index)
+        sample_index = as_tensor(batch.token_sample_index)
         weights = loss_weights(
-            torch.from_numpy(batch.loss_mask),
+            as_tensor(batch.loss_mask),
             sample_index,
             num_samples=batch.num_samples,
             mode=self.config.loss_reduction,
@@ -202,8 +204,10 @@ class DeepSpeedLearner(TorchLearner):
         self, batch: RolloutBatch, weights: torch.Tensor, old_logprobs: torch.Tensor | None
     ) -> list[MicroBatch]:
         """This rank's micro-batches. Samples without a trained token have no gradient and are left out."""
-        token_sample = torch.from_numpy(batch.token_sample_index)
-        trained_tokens = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples)
+        token_sample = as_tensor(batch.token_sample_index)
+        trained_tokens = np.bincount(
+            batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples
+        )
         trained = np.flatnonzero(trained_tokens)
         lengths = (batch.prompt_lengths + batch.response_lengths)[trained]
         plan = plan_micro_batches(lengths, num_ranks=self.num_ranks, token_budget=self.config.token_budget)
@@ -213,7 +217,7 @@ class DeepSpeedLearner(TorchLearner):
             is_dummy = not chosen
             # In the batch's order, so that rows picked by mask and by `select` agree.
             indices = np.array([shortest]) if is_dummy else np.sort(trained[chosen])
-            rows = torch.isin(token_sample, torch.from_numpy(indices)).nonzero()[:, 0]
+            rows = torch.isin(token_sample, as_tensor(indices)).nonzero()[:, 0]
             micro_batches.append(
                 make_micro_batch(
                     batch.select(indices),
@@ -299,7 +303,9 @@ class DeepSpeedLearner(TorchLearner):
     def _causal_lm(self) -> PreTrainedModel:
         return self.module[DEFAULT_MODULE_ID].policy.causal_lm
 
-    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+    def get_state(
+        self, components: Any = None, *, not_components: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
         """RLlib's state, in which a rollout actor finds only the version of the weights.
 
         RLlib hands this state to rollout actors through the driver. The weights themselves take the way of

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.learner.packing import as_tensor
 
 
 def require_finite(what: str, values: torch.Tensor, mask: torch.Tensor, sample_ids: torch.Tensor) -> None:
@@ -38,10 +39,12 @@ def require_finite_batch(batch: RolloutBatch) -> None:
             raise ValueError(f"The batch has no {name}s.")
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
-            raise ValueError(f"The {name} of sample {batch.sample_ids[bad[0]]} is {values[bad[0]]}; step stopped.")
+            raise ValueError(
+                f"The {name} of sample {batch.sample_ids[bad[0]]} is {values[bad[0]]}; step stopped."
+            )
     require_finite(
         "rollout log-probability",
-        torch.from_numpy(batch.rollout_logprobs),
-        torch.from_numpy(batch.loss_mask),
-        torch.from_numpy(batch.sample_ids[batch.token_sample_index]),
+        as_tensor(batch.rollout_logprobs),
+        as_tensor(batch.loss_mask),
+        as_tensor(batch.sample_ids[batch.token_sample_index]),
     )

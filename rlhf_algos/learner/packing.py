@@ -7,6 +7,7 @@ whole plan and takes its own part, so no communication is needed to agree on the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,7 +35,9 @@ def plan_micro_batches(lengths: np.ndarray, *, num_ranks: int, token_budget: int
         ValueError: if `token_budget` or `num_ranks` is below 1.
     """
     if token_budget < 1 or num_ranks < 1:
-        raise ValueError(f"token_budget and num_ranks must be at least 1, got {token_budget} and {num_ranks}.")
+        raise ValueError(
+            f"token_budget and num_ranks must be at least 1, got {token_budget} and {num_ranks}."
+        )
     # Stable, so that equal lengths keep the batch's order and the plan is reproducible.
     longest_first = np.argsort(-np.asarray(lengths), kind="stable")
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -116,6 +119,11 @@ class MicroBatch:
     is_dummy: bool = False
 
 
+def as_tensor(array: np.ndarray, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor with its own memory: arrays that come out of Ray's object store are shared and read-only."""
+    return torch.from_numpy(np.array(array)).to(device)
+
+
 def pack_sequences(batch: RolloutBatch, device: torch.device | None = None) -> PackedSequences:
     """Packs prompt and response of every sample, in the batch's order.
 
@@ -134,11 +142,11 @@ def pack_sequences(batch: RolloutBatch, device: torch.device | None = None) -> P
     input_ids[~is_prompt] = batch.response_ids
     predicting = np.flatnonzero(~is_prompt) - 1
     return PackedSequences(
-        input_ids=torch.from_numpy(input_ids).to(device),
-        position_ids=torch.from_numpy(within).to(device),
-        lengths=torch.from_numpy(lengths.astype(np.int64)).to(device),
-        predicting=torch.from_numpy(predicting).to(device),
-        targets=torch.from_numpy(batch.response_ids.copy()).to(device),
+        input_ids=as_tensor(input_ids, device),
+        position_ids=as_tensor(within, device),
+        lengths=as_tensor(lengths, device),
+        predicting=as_tensor(predicting, device),
+        targets=as_tensor(batch.response_ids, device),
     )
 
 
@@ -154,13 +162,12 @@ def make_micro_batch(
 ) -> MicroBatch:
     """Turns selected samples into tensors; `rows`, `loss_weights`, `old_logprobs` are `[T]` in the batch's order."""
     if batch.advantages is None:
-        raise ValueError("The batch has no advantages; the algorithm computes them before the learner's update.")
+        raise ValueError(
+            "The batch has no advantages; the algorithm computes them before the learner's update."
+        )
     token_sample = batch.token_sample_index
-    mask = np.zeros_like(batch.loss_mask) if is_dummy else batch.loss_mask.copy()
-
-    def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
+    mask = np.zeros_like(batch.loss_mask) if is_dummy else batch.loss_mask
+    tensor = partial(as_tensor, device=device)
     support_ids, support_mask = _padded_support(batch)
     return MicroBatch(
         sequences=pack_sequences(batch, device),
@@ -170,7 +177,9 @@ def make_micro_batch(
         loss_weights=(torch.zeros_like(loss_weights) if is_dummy else loss_weights).to(device),
         advantages=tensor(batch.advantages[token_sample]),
         rollout_logprobs=tensor(batch.rollout_logprobs),
-        head_ids=tensor(batch.head_ids.astype(np.int64)) if with_head and batch.head_ids is not None else None,
+        head_ids=tensor(batch.head_ids.astype(np.int64))
+        if with_head and batch.head_ids is not None
+        else None,
         head_logprobs=tensor(batch.head_logprobs) if with_head and batch.head_logprobs is not None else None,
         support_ids=None if support_ids is None else tensor(support_ids),
         support_mask=None if support_mask is None else tensor(support_mask),

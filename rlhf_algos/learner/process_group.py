@@ -15,7 +15,10 @@ def ensure_process_group() -> None:
     if not distributed.is_initialized():
         # An in-memory store: no port is opened, so any number of runs can share a machine.
         distributed.init_process_group(
-            "nccl" if torch.cuda.is_available() else "gloo", store=distributed.HashStore(), rank=0, world_size=1
+            "nccl" if torch.cuda.is_available() else "gloo",
+            store=distributed.HashStore(),
+            rank=0,
+            world_size=1,
         )
     os.environ["RANK"] = str(distributed.get_rank())
     os.environ["WORLD_SIZE"] = str(distributed.get_world_size())
@@ -29,7 +32,10 @@ def deepspeed_join() -> None:
     import deepspeed
 
     deepspeed.init_distributed(
-        dist_backend=distributed.get_backend(), auto_mpi_discovery=False, verbose=False, dist_init_required=False
+        dist_backend=distributed.get_backend(),
+        auto_mpi_discovery=False,
+        verbose=False,
+        dist_init_required=False,
     )
 
 

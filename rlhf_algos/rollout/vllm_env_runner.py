@@ -54,8 +54,12 @@ class VLLMEnvRunner(EnvRunner):
             trust_remote_code=config.trust_remote_code,
             stop_token_ids=self._sampling.stop_token_ids,
         )
-        model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
-        self._num_experts = getattr(model_config, "num_experts", getattr(model_config, "num_local_experts", None))
+        model_config = AutoConfig.from_pretrained(
+            config.model_path(), trust_remote_code=config.trust_remote_code
+        )
+        self._num_experts = getattr(
+            model_config, "num_experts", getattr(model_config, "num_local_experts", None)
+        )
         self._engine = VLLMEngine(
             config.model_path(),
             {"trust_remote_code": config.trust_remote_code, "seed": 0, "skip_tokenizer_init": True}
@@ -143,7 +147,9 @@ class VLLMEnvRunner(EnvRunner):
 
     # ---- sampling ---------------------------------------------------------------------------------------------
 
-    def sample_groups(self, group_ids: Sequence[int], *, weight_version: int) -> tuple[RolloutBatch | None, list[int]]:
+    def sample_groups(
+        self, group_ids: Sequence[int], *, weight_version: int
+    ) -> tuple[RolloutBatch | None, list[int]]:
         """Plays `group_size` episodes for each group.
 
         Args:
@@ -159,7 +165,11 @@ class VLLMEnvRunner(EnvRunner):
         self._require_version(weight_version)
         size = self.config.group_size
         plan = [
-            (group * size + member, group, {"seed": request_seed(self._run_seed, _ENVIRONMENT, group) % 2**31})
+            (
+                group * size + member,
+                group,
+                {"seed": request_seed(self._run_seed, _ENVIRONMENT, group) % 2**31},
+            )
             for group in group_ids
             for member in range(size)
         ]
@@ -179,7 +189,9 @@ class VLLMEnvRunner(EnvRunner):
         plan = [(index, index, {"options": {"index": index}}) for index in indices]
         batch, too_long = self._play(plan, "evaluation", sampling, _EVALUATION)
         if batch is None:
-            raise ValueError(f"None of the {len(too_long)} evaluation prompts fits into {self._engine.max_model_len} tokens.")
+            raise ValueError(
+                f"None of the {len(too_long)} evaluation prompts fits into {self._engine.max_model_len} tokens."
+            )
         return batch
 
     @property
@@ -234,7 +246,10 @@ class VLLMEnvRunner(EnvRunner):
         ordered = [finished[sample] for sample, _, _ in plan if sample in finished]
         if not ordered:
             return None, too_long
-        settings = {"model": self.config.language_model_path, "environment": str(self.config.env)} | sampling.as_dict()
+        settings = {
+            "model": self.config.language_model_path,
+            "environment": str(self.config.env),
+        } | sampling.as_dict()
         return assemble(ordered, sampling, num_experts=self._num_experts, settings=settings), too_long
 
     def _request(

@@ -1,0 +1,67 @@
+"""Reward and mismatch over iterations, as one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+_REWARD = "env_runners/episode_return_mean"
+_SAMPLED = "evaluation/env_runners/episode_return_mean"
+_GREEDY = "evaluation/env_runners/greedy_return_mean"
+_LEARNER = "learners/default_policy/"
+_MISMATCH = {
+    "mean |log p - log q|": _LEARNER + "train_rollout_logprob_abs_diff",
+    "largest |log p - log q|": _LEARNER + "train_rollout_logprob_abs_diff_max",
+    "k3 KL": _LEARNER + "mismatch_kl",
+}
+
+
+def plot_training(rows: Sequence[Mapping[str, float]], path: str | Path, *, title: str) -> Path:
+    """Draws reward and held-out accuracy above the mismatch between trainer and sampler.
+
+    Args:
+        rows: one mapping per iteration, as `read_progress` returns them.
+        path: PNG to write.
+        title: of the picture.
+
+    Raises:
+        ValueError: if no row has a reward.
+    """
+    if not any(_REWARD in row for row in rows):
+        raise ValueError(f"Nothing to draw: none of the {len(rows)} rows has {_REWARD!r}.")
+    figure = Figure(figsize=(8.0, 6.5), layout="constrained")
+    reward, mismatch = figure.subplots(2, 1, sharex=True)
+    for label, key, style in (
+        ("training reward", _REWARD, {"color": "tab:blue", "alpha": 0.7}),
+        ("held-out, sampled", _SAMPLED, {"color": "tab:orange", "marker": "o"}),
+        ("held-out, greedy", _GREEDY, {"color": "tab:green", "marker": "s"}),
+    ):
+        x, y = _series(rows, key)
+        if x:
+            reward.plot(x, y, label=label, **style)
+    reward.set_ylabel("reward")
+    reward.set_ylim(0.0, 1.0)
+    reward.legend(loc="best")
+    for label, key in _MISMATCH.items():
+        x, y = _series(rows, key)
+        # A logarithmic axis has no place for an exact agreement.
+        positive = [(i, value) for i, value in zip(x, y, strict=True) if value > 0]
+        if positive:
+            mismatch.plot(*zip(*positive, strict=True), label=label)
+    mismatch.set_yscale("log")
+    mismatch.set_ylabel("trainer against sampler")
+    mismatch.set_xlabel("iteration")
+    mismatch.legend(loc="best")
+    for axes in (reward, mismatch):
+        axes.grid(alpha=0.3)
+    figure.suptitle(title)
+    path = Path(path)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _series(rows: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:
+    points = [(row["iteration"], row[key]) for row in rows if key in row]
+    return [x for x, _ in points], [y for _, y in points]

@@ -1,0 +1,81 @@
+"""Shared fixtures: one Ray for the session, and small models with peaked routers."""
+
+import os
+import shutil
+from pathlib import Path
+
+# Before torch is imported anywhere: several processes share two cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["RAY_DEDUP_LOGS"] = "0"
+
+import pytest
+
+from rlhf_algos.models import resolve_model
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """A Ray whose CPUs are tokens: the tests' processes take turns on the real cores."""
+    import ray
+
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        _node_ip_address="127.0.0.1",
+        # Workers unpickle functions that the tests define.
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+    )
+    yield ray
+    ray.shutdown()
+
+
+def write_peaked_model(path: Path, *, tied: bool, model_type: str = "qwen3") -> Path:
+    """A random MoE with the bundled tokenizer, on which a wrong route or expert moves log-probs visibly."""
+    import torch
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    source = Path(resolve_model("rlhf_algos/tiny-moe"))
+    shared = {
+        "vocab_size": 263,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "decoder_sparse_step": 1,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": tied,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(0)
+    if model_type == "qwen3":
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(head_dim=32, **shared))
+    else:
+        model = Qwen2MoeForCausalLM(Qwen2MoeConfig(shared_expert_intermediate_size=32, **shared))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    model.save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, path / name)
+    return path
+
+
+@pytest.fixture(scope="session")
+def peaked_models(tmp_path_factory) -> dict[str, Path]:
+    """Random models by name: "tied", "untied" (Qwen3-MoE) and "shared-expert" (Qwen2-MoE)."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "tied": write_peaked_model(root / "tied", tied=True),
+        "untied": write_peaked_model(root / "untied", tied=False),
+        "shared-expert": write_peaked_model(root / "shared-expert", tied=False, model_type="qwen2"),
+    }

@@ -1,0 +1,90 @@
+"""Rollout actors that are started once per session, and the library's loop over them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_algos.algorithms.base import weights
+from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.rollouts import sample_groups
+from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.objectives import group_advantages
+from rlhf_algos.weight_sync import SharedWeights
+
+
+def config_for(model, **overrides) -> GRPOConfig:
+    config = (
+        GRPOConfig()
+        .environment("rlhf_algos/Addition-v0", env_config={"digits": 2})
+        .language_model(str(model), dtype="float32")
+        .sampling(max_response_tokens=12, record_routes=True)
+        .vllm(dtype=overrides.pop("vllm_dtype", "float32"), max_model_len=32, max_num_seqs=32)
+        .learners(num_learners=overrides.pop("num_learners", 1), num_cpus_per_learner=0.25)
+        .deepspeed(zero_stage=overrides.pop("zero_stage", 1), token_budget=200)
+        .training(prompts_per_iteration=4, group_size=4, lr=overrides.pop("lr", 1e-3), num_epochs=1)
+        .debugging(seed=0)
+    )
+    config.sampling(**overrides)
+    config.validate()
+    return config
+
+
+class Loop:
+    """The library's own steps, with one group of actors shared by several groups of learners."""
+
+    def __init__(self, env_runner_group, config):
+        self.actors, self.config, self.version = env_runner_group, config, 0
+        self.shared = SharedWeights()
+        spec = config.get_multi_rl_module_spec(spaces=env_runner_group.get_spaces())
+        self.learners = config.build_learner_group(rl_module_spec=spec)
+        self.publish()
+
+    def publish(self):
+        weights.publish(self.learners, self.shared, self.version)
+        weights.distribute(self.actors, self.shared, self.version)
+
+    def iterate(self):
+        batch = sample_groups(
+            self.actors,
+            range(self.version * 4, self.version * 4 + 4),
+            weight_version=self.version,
+            restore=lambda: None,
+            patience_s=60,
+        ).batch
+        # A random model earns no reward; lengths give every group a signal and each update some size.
+        rewards = (
+            batch.response_lengths.astype(np.float32) + np.arange(batch.num_samples, dtype=np.float32) % 3
+        )
+        advantages = group_advantages(torch.from_numpy(rewards), torch.from_numpy(batch.group_ids))
+        batch = dataclasses.replace(batch, rewards=rewards, advantages=advantages.numpy())
+        metrics = on_learners(
+            self.learners, lambda learner: learner.update_from_rollouts(batch, env_steps_sampled=0)
+        )
+        self.version += 1
+        self.publish()
+        return metrics[0]
+
+    def close(self):
+        self.learners.shutdown()
+        self.shared.close()
+
+
+@pytest.fixture(scope="session")
+def actors_for(ray_session, peaked_models):
+    """Rollout actors by (model, dtype), each started once."""
+    from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+    started = {}
+
+    def get(name, dtype="float32", **overrides):
+        key = (name, dtype, *overrides.items())
+        if key not in started:
+            config = config_for(peaked_models[name], vllm_dtype=dtype, **overrides)
+            started[key] = EnvRunnerGroup(config=config, local_env_runner=False)
+        return started[key]
+
+    yield get
+    for group in started.values():
+        group.stop()

@@ -1,0 +1,170 @@
+"""What rollout actors record, through the real engine (cases B03, B29, B37, B49)."""
+
+import numpy as np
+import pytest
+
+from rlhf_algos.algorithms.base.remote import on_env_runners
+from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP
+
+
+def call(group, function, **kwargs):
+    """Calls `function(runner, **kwargs)` on the first actor."""
+    actor = group.healthy_env_runner_ids()[0]
+    return on_env_runners(group, function, actors=[actor], kwargs_by_actor={actor: kwargs})[actor]
+
+
+@pytest.fixture(scope="module")
+def recorded(actors_for):
+    """Four groups with heads and routes, sampled from weights that were never replaced."""
+    group = actors_for("untied", record_head=128)
+
+    def sample(runner):
+        runner._weight_version = 0
+        return runner.sample_groups([3, 1, 2, 0], weight_version=0)[0]
+
+    return call(group, sample)
+
+
+def test_head_holds_the_most_probable_tokens_and_the_sampled_one(recorded):
+    assert recorded.head_ids.shape == (recorded.num_response_tokens, 128)
+    assert (np.diff(recorded.head_logprobs, axis=1) <= 0).all()
+    mass = np.exp(recorded.head_logprobs.astype(np.float64)).sum(axis=1)
+    assert (mass <= 1 + 1e-4).all() and (mass > 0.5).all()
+    inside = recorded.head_ids == recorded.response_ids[:, None]
+    rows = inside.any(axis=1)
+    assert rows.mean() > 0.9
+    # B03: the recorded log q is the sampled token's, not the first entry's.
+    assert np.array_equal(recorded.head_logprobs[inside], recorded.rollout_logprobs[rows])
+
+
+def test_routes_cover_every_position_but_the_last(recorded):
+    positions = int((recorded.prompt_lengths + recorded.response_lengths - 1).sum())
+    assert recorded.routes.shape == (positions, 2, 2)
+    assert recorded.routes.dtype == np.uint8
+    assert recorded.routes.max() < 8
+    assert (recorded.routes[..., 0] != recorded.routes[..., 1]).all()
+
+
+def test_groups_keep_their_order_prompt_and_reward(recorded):
+    """B29: responses finish in any order; each stays with its own prompt and group."""
+    assert recorded.group_ids.tolist() == [3] * 4 + [1] * 4 + [2] * 4 + [0] * 4
+    assert recorded.sample_ids.tolist() == [12, 13, 14, 15, 4, 5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3]
+    prompts = np.split(recorded.prompt_ids, np.cumsum(recorded.prompt_lengths)[:-1])
+    for start in range(0, 16, 4):
+        assert all(np.array_equal(prompts[start], prompts[start + i]) for i in range(4))
+    assert not np.array_equal(prompts[0], prompts[4])
+    assert set(recorded.finish_reasons.tolist()) <= {FINISH_STOP, FINISH_LENGTH}
+
+
+def test_members_of_a_group_and_groups_on_two_actors_get_different_noise(actors_for, recorded):
+    responses = np.split(recorded.response_ids, np.cumsum(recorded.response_lengths)[:-1])
+    assert len({tuple(response) for response in responses}) == len(responses)
+
+    def same_prompt_twice(runner):
+        runner._weight_version = 0
+        plan = [(sample, sample, {"seed": 7}) for sample in range(8)]
+        return runner._play(plan, "training", runner._sampling, 0)[0]
+
+    batch = call(actors_for("untied", record_head=128), same_prompt_twice)
+    responses = np.split(batch.response_ids, np.cumsum(batch.response_lengths)[:-1])
+    assert len({tuple(response) for response in responses}) == 8
+
+
+def test_every_end_id_of_the_generation_config_ends_a_response(actors_for):
+    """B37: the model's config names ids 1 and 2; a response that met neither is truncated, not terminated."""
+
+    def sample(runner):
+        runner._weight_version = 0
+        batch = runner.sample_groups(list(range(40)), weight_version=0)[0]
+        return batch, sorted(runner._tokenizer.end_ids)
+
+    batch, end_ids = call(actors_for("untied"), sample)
+    assert end_ids == [1, 2]
+    responses = np.split(batch.response_ids, np.cumsum(batch.response_lengths)[:-1])
+    ends = {
+        int(r[-1]) for r, reason in zip(responses, batch.finish_reasons, strict=True) if reason == FINISH_STOP
+    }
+    assert ends == {1, 2}
+    for response, reason in zip(responses, batch.finish_reasons, strict=True):
+        assert not set(response[:-1].tolist()) & {1, 2}
+        if reason == FINISH_LENGTH:
+            assert len(response) == 12 and response[-1] not in (1, 2)
+    # The token that ends a response is trained on, whatever the padding id is.
+    assert batch.loss_mask.all()
+
+
+def test_prompts_that_do_not_fit_are_reported(actors_for):
+    """B49: context 32; a prompt of 32 tokens leaves no room, one of 31 leaves one token."""
+
+    def sample(runner):
+        from rlhf_algos.rollout.sampling import SamplingSettings
+
+        rooms = [
+            runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), 0)
+            for n in (4, 30, 31, 32, 40)
+        ]
+        return [None if request is None else request.max_tokens for request in rooms]
+
+    assert call(actors_for("untied"), sample) == [8, 2, 1, None, None]
+
+
+def test_too_long_prompts_are_counted_and_other_groups_stay_whole(actors_for):
+    def sample(runner):
+        from rlhf_algos.envs import PromptEnv, env_creator_for
+
+        class Sometimes(PromptEnv):
+            def prompt(self, rng):
+                return "x" * int(rng.choice([4, 40]))
+
+            def reward(self, response):
+                return 0.0
+
+        creators = runner._creators
+        runner._creators, runner._environments = (
+            {**creators, "training": env_creator_for(lambda c: Sometimes(split="all"))},
+            {},
+        )
+        try:
+            runner._weight_version = 0
+            return runner.sample_groups(list(range(12)), weight_version=0)
+        finally:
+            runner._creators, runner._environments = creators, {}
+
+    batch, too_long = call(actors_for("untied"), sample)
+    assert 0 < len(too_long) < 12
+    groups, counts = np.unique(batch.group_ids, return_counts=True)
+    assert set(groups.tolist()) | set(too_long) == set(range(12))
+    assert (counts == 4).all()
+
+
+def test_an_actor_with_other_weights_refuses_to_sample(actors_for):
+    def sample(runner):
+        runner._weight_version = 3
+        return runner.sample_groups([0], weight_version=4)
+
+    with pytest.raises(RuntimeError, match="has weight version 3, the driver expects 4"):
+        call(actors_for("untied"), sample)
+
+
+def test_a_failing_reward_stops_the_run_and_names_the_sample(actors_for):
+    def sample(runner):
+        from rlhf_algos.envs import PromptEnv, env_creator_for
+
+        class Broken(PromptEnv):
+            def prompt(self, rng):
+                return "1+1="
+
+            def reward(self, response):
+                return float("nan")
+
+        creators = runner._creators
+        runner._creators = {**creators, "training": env_creator_for(lambda c: Broken(split="all"))}
+        runner._environments = {}
+        try:
+            runner._weight_version = 0
+            return runner.sample_groups([5], weight_version=0)
+        finally:
+            runner._creators, runner._environments = creators, {}
+
+    with pytest.raises(Exception, match="the reward is nan, it must be a finite number"):
+        call(actors_for("untied"), sample)
