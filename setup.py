@@ -25,6 +25,8 @@ setup(
     version=version.group(1),
     description="Reinforcement learning for language models on RLlib, DeepSpeed and vLLM, "
     "with the mismatch between sampler and trainer measured and corrected",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
     # The environment is pinned as a whole and was only ever run on this Python.

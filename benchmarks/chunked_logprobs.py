@@ -187,17 +187,13 @@ def show(result: dict[str, Any]) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("tokens", 2048), ("vocabulary", 151_936), ("width", 512), ("head", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="which seconds to compare")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--chunk-size", type=int, help="vocabulary entries per slice; the library's choice if absent"
-    )
+    parser.add_argument("--chunk-size", type=int, help="vocabulary entries per slice; the library's choice if absent")
     parser.add_argument("--json", type=Path, help="also write the result there")
     for hidden in ("--measure", "--check"):
         parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)

@@ -53,9 +53,7 @@ class Driven(TrainerCallback):
         self.seconds: list[float] = []
         self.started: float | None = None
 
-    def on_step_begin(
-        self, args: GRPOConfig, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: GRPOConfig, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the iteration that ended, answer when it was the last one asked for, and wait."""
         if self.started is not None:
             self.seconds.append(time.perf_counter() - self.started)

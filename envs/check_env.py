@@ -83,8 +83,7 @@ def check_rewards(env: Env, name: str) -> None:
         first, second = step_once(env, name, seed, response), step_once(env, name, seed, response)
         if first != second:
             raise AssertionError(
-                f"{name}: response={response[:40]!r} after reset(seed={seed}) has reward {first}, "
-                f"then {second}."
+                f"{name}: response={response[:40]!r} after reset(seed={seed}) has reward {first}, then {second}."
             )
 
 
@@ -93,18 +92,14 @@ def step_once(env: Env, name: str, seed: int, response: str) -> float:
     env.reset(seed=seed)
     observation, reward, terminated, truncated, info = env.step(response)
     if isinstance(reward, bool) or not isinstance(reward, float) or not math.isfinite(reward):
-        raise AssertionError(
-            f"{name}: step({response[:40]!r}) returned reward={reward!r}, not a finite float."
-        )
+        raise AssertionError(f"{name}: step({response[:40]!r}) returned reward={reward!r}, not a finite float.")
     for option, value in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(value, bool):
             raise AssertionError(f"{name}: step() returned {option}={value!r}, not True or False.")
     if not isinstance(info, dict):
         raise AssertionError(f"{name}: step() returned info={info!r}, not a dict.")
     if observation not in env.unwrapped.observation_space:
-        raise AssertionError(
-            f"{name}: step() returned observation={observation!r}, not text or chat messages."
-        )
+        raise AssertionError(f"{name}: step() returned observation={observation!r}, not text or chat messages.")
     if not terminated and not truncated and not observation:
         raise AssertionError(f"{name}: step() goes on (terminated=False) with nothing to read.")
     return reward
@@ -120,8 +115,7 @@ def check_indices(env: Env, name: str) -> None:
         again, _ = env.reset(options={"index": index})
         if again != prompts[index]:
             raise AssertionError(
-                f"{name}: index={index} gave {prompts[index]!r}, then {again!r}. "
-                "An evaluation needs fixed problems."
+                f"{name}: index={index} gave {prompts[index]!r}, then {again!r}. An evaluation needs fixed problems."
             )
 
 

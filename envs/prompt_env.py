@@ -102,9 +102,7 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
             f'problems for heldout_fraction={self.heldout_fraction}: add some, or build it with split="all".'
         )
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Prompt, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Prompt, dict[str, Any]]:
         """Start an episode.
 
         Args:
@@ -188,7 +186,6 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
             raise ValueError(f"{self.name}: index={index!r} must be a whole number, 0 or above.")
         if self.num_problems is not None and index >= self.num_problems:
             raise ValueError(
-                f"{self.name}: index={index} is outside the {self.num_problems} problems of "
-                f"split={self.split!r}."
+                f"{self.name}: index={index} is outside the {self.num_problems} problems of split={self.split!r}."
             )
         return int(index)

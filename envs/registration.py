@@ -47,9 +47,7 @@ class EnvCreator:
         try:
             env = gymnasium.make(self.spec, disable_env_checker=True)
         except (TypeError, ValueError) as error:
-            error.add_note(
-                f"while making environment={self.spec.id!r} with env_config={dict(self.spec.kwargs)!r}"
-            )
+            error.add_note(f"while making environment={self.spec.id!r} with env_config={dict(self.spec.kwargs)!r}")
             raise
         if not isinstance(env.unwrapped, PromptEnv):
             raise TypeError(not_a_prompt_env(self.spec.id, type(env.unwrapped)))
@@ -107,9 +105,7 @@ def env_creator_for(env: EnvSource, env_config: Mapping[str, Any] | None = None)
     )
 
 
-def make_prompt_env(
-    env: EnvSource, env_config: Mapping[str, Any] | None = None
-) -> gymnasium.Env[Prompt, str]:
+def make_prompt_env(env: EnvSource, env_config: Mapping[str, Any] | None = None) -> gymnasium.Env[Prompt, str]:
     """Make one environment: `env_creator_for(env, env_config)()`.
 
     Wrappers that the environment was registered with (a time limit, say) are around it;
@@ -135,9 +131,7 @@ def registered_spec(env_id: str) -> EnvSpec:
 
 def unregistered_spec(name: str, entry_point: Callable[..., Any], kwargs: dict[str, Any]) -> EnvSpec:
     """Return a spec for something that was never registered."""
-    return EnvSpec(
-        id=name, entry_point=entry_point, order_enforce=False, disable_env_checker=True, kwargs=kwargs
-    )
+    return EnvSpec(id=name, entry_point=entry_point, order_enforce=False, disable_env_checker=True, kwargs=kwargs)
 
 
 def factory_name(factory: EnvFactory) -> str:

@@ -41,9 +41,7 @@ def random_text(rng: np.random.Generator) -> str:
     """Draw a text of 0 to 32 characters, half of them ASCII and half from all of Unicode."""
     code_points = []
     for _ in range(int(rng.integers(0, SAMPLE_LENGTH + 1))):
-        code_point = int(
-            rng.integers(0x20, 0x7F) if rng.random() < 0.5 else rng.integers(LAST_CODE_POINT + 1)
-        )
+        code_point = int(rng.integers(0x20, 0x7F) if rng.random() < 0.5 else rng.integers(LAST_CODE_POINT + 1))
         if FIRST_SURROGATE <= code_point <= LAST_SURROGATE:
             code_point = ord("\ufffd")
         code_points.append(code_point)
@@ -122,6 +120,4 @@ def reject_masks(space: Space[Any], mask: object, probability: object) -> None:
     """Raise a ValueError if a mask was given: there is no finite list of texts it could weigh."""
     for name, value in (("mask", mask), ("probability", probability)):
         if value is not None:
-            raise ValueError(
-                f"{space!r}.sample({name}={value!r}): this space has no masks, leave {name} out."
-            )
+            raise ValueError(f"{space!r}.sample({name}={value!r}): this space has no masks, leave {name} out.")

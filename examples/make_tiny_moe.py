@@ -128,9 +128,7 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * min(1.0, step / WARMUP, (steps + 1 - step) / COOLDOWN)
 
 
-def misprint(
-    ids: torch.Tensor, labels: torch.Tensor, digits: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def misprint(ids: torch.Tensor, labels: torch.Tensor, digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Replace one digit of half of the answers by a random one, which in one case of ten is the right one.
 
     Args:
@@ -167,9 +165,7 @@ def train(
         optimizer.zero_grad()
         if step % 20 == 0 or step == steps:
             seconds = time.perf_counter() - start
-            print(
-                f"step {step:4d}  loss {loss:.4f}  imbalance {balance / 2:.2f}  {seconds:5.1f} s", flush=True
-            )
+            print(f"step {step:4d}  loss {loss:.4f}  imbalance {balance / 2:.2f}  {seconds:5.1f} s", flush=True)
 
 
 @torch.no_grad()
@@ -213,9 +209,7 @@ one they differ a little, and so does the accuracy.
 
 def main() -> None:
     """Make, train, evaluate and write the model."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=325)

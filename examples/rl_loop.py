@@ -97,9 +97,7 @@ def sample(
     running = list(range(len(rows)))
     for _ in range(max_response_tokens):
         lengths = torch.tensor([len(rows[i]) for i in running])
-        ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(rows[i]) for i in running], True, pad
-        )  # [running, n]
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(rows[i]) for i in running], True, pad)  # [running, n]
         mask = torch.arange(ids.shape[1]) < lengths[:, None]
         logits = model(ids, attention_mask=mask).logits[torch.arange(len(running)), lengths - 1].float()
         logprobs = (logits / temperature).log_softmax(dim=-1)  # [running, V]

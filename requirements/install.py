@@ -95,10 +95,7 @@ class Environment:
 
     def has(self, package: str) -> bool:
         """Whether a distribution of that name is installed."""
-        return (
-            subprocess.run(self.pip("show", "--quiet", package), capture_output=True, check=False).returncode
-            == 0
-        )
+        return subprocess.run(self.pip("show", "--quiet", package), capture_output=True, check=False).returncode == 0
 
     def imports(self, module: str) -> bool:
         """Whether the module can be imported there."""
@@ -110,9 +107,7 @@ def run(command: list[str], what: str) -> None:
     """Run a command with its output shown; its failure ends the installation."""
     status = subprocess.run(command, check=False).returncode
     if status != 0:
-        raise InstallError(
-            f"{what} failed (exit status {status}); see the output above. Ran: {' '.join(command)}"
-        )
+        raise InstallError(f"{what} failed (exit status {status}); see the output above. Ran: {' '.join(command)}")
 
 
 def install_torch(env: Environment, index_url: str) -> str:

@@ -125,9 +125,7 @@ class RolloutBatch:
         if (self.head_ids is None) != (self.head_logprobs is None):
             raise ValueError("RolloutBatch: head_ids and head_logprobs are recorded together or not at all.")
         if (self.support_ids is None) != (self.support_lengths is None):
-            raise ValueError(
-                "RolloutBatch: support_ids and support_lengths are recorded together or not at all."
-            )
+            raise ValueError("RolloutBatch: support_ids and support_lengths are recorded together or not at all.")
         if self.routes is not None and self.routes.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"RolloutBatch.routes must be uint8 or uint16, got {self.routes.dtype}.")
         if len(np.unique(self.sample_ids)) != counts["B"]:
@@ -215,9 +213,7 @@ class RolloutBatch:
         }
         # Written beside and renamed, so that a file under its final name is always whole.
         partial = path.with_name(path.name + ".partial")
-        save_file(
-            {name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, metadata=header
-        )
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, metadata=header)
         partial.replace(path)
         return path
 
@@ -238,9 +234,7 @@ class RolloutBatch:
         except Exception as error:
             raise ValueError(f"{path} is not a readable safetensors file (truncated?): {error}") from error
         if header.get("format") != FORMAT:
-            raise ValueError(
-                f"{path} is a safetensors file but not a RolloutBatch (its header says {header})."
-            )
+            raise ValueError(f"{path} is a safetensors file but not a RolloutBatch (its header says {header}).")
         if int(header["format_version"]) > FORMAT_VERSION:
             raise ValueError(
                 f"{path} has format version {header['format_version']}, this library reads up to {FORMAT_VERSION}; "

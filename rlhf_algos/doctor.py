@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 GIB = 2**30
-PINNED = re.compile(
-    r"^(?P<name>[A-Za-z0-9._-]+)(\[[^]]*\])?==(?P<version>[^;\s]+)(.*extra == \"(?P<extra>\w+)\")?"
-)
+PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(\[[^]]*\])?==(?P<version>[^;\s]+)(.*extra == \"(?P<extra>\w+)\")?")
 ENGINES = ("torch", "transformers", "gymnasium", "ray", "deepspeed", "vllm")
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec", "triton")
 OURS = ("rlhf_algos.algorithms", "rlhf_algos.envs")
@@ -86,9 +84,7 @@ def check_pins() -> Iterator[Finding]:
     try:
         lines = requires("rlhf-algos") or []
     except PackageNotFoundError:
-        yield Finding(
-            "error", "rlhf-algos", "not installed", "in the checkout: make setup, or pip install -e .[cpu]"
-        )
+        yield Finding("error", "rlhf-algos", "not installed", "in the checkout: make setup, or pip install -e .[cpu]")
         return
     engines = []
     for pin in (match for line in lines if (match := PINNED.match(line))):
@@ -97,17 +93,13 @@ def check_pins() -> Iterator[Finding]:
         if extra:
             engines.append((name, wanted, found))
         elif found is None:
-            yield Finding(
-                "error", name, f"not installed, needed is {wanted}", f"pip install {name}=={wanted}"
-            )
+            yield Finding("error", name, f"not installed, needed is {wanted}", f"pip install {name}=={wanted}")
         else:
             yield compare(name, wanted, found)
     present = [(name, wanted, found) for name, wanted, found in engines if found]
     if not present:
         names = " or ".join(f"{name}=={wanted}" for name, wanted, _ in engines)
-        yield Finding(
-            "error", "vllm", f"neither {names} is installed", "make setup, or pip install -e .[cuda]"
-        )
+        yield Finding("error", "vllm", f"neither {names} is installed", "make setup, or pip install -e .[cuda]")
     for name, wanted, found in present:
         yield compare(name, wanted, found)
     if len(present) > 1:
@@ -119,9 +111,7 @@ def compare(name: str, wanted: str, found: str) -> Finding:
     """One pinned package: a local part such as `+cpu` is a build of the same version."""
     if found.split("+")[0] == wanted:
         return Finding("ok", name, found)
-    return Finding(
-        "error", name, f"{found} is installed, needed is {wanted}", f"pip install {name}=={wanted}"
-    )
+    return Finding("error", name, f"{found} is installed, needed is {wanted}", f"pip install {name}=={wanted}")
 
 
 def check_engine(module: str) -> Iterator[Finding]:
@@ -162,9 +152,7 @@ def check_ours(module: str) -> Iterator[Finding]:
     if worked:
         yield Finding("ok", f"import {module}", "works")
     else:
-        action = (
-            "in the checkout: pip install -e . --no-deps; with an installed wheel: start from another folder"
-        )
+        action = "in the checkout: pip install -e . --no-deps; with an installed wheel: start from another folder"
         yield Finding("error", f"import {module}", shown, action)
 
 
@@ -195,9 +183,7 @@ def check_model() -> Iterator[Finding]:
     missing = [name for name in MODEL_FILES if not (folder / name).is_file()]
     if missing:
         detail = f"{folder} lacks {', '.join(missing)}"
-        yield Finding(
-            "error", "bundled model", detail, "git checkout rlhf_algos/models, or install the package again"
-        )
+        yield Finding("error", "bundled model", detail, "git checkout rlhf_algos/models, or install the package again")
     else:
         yield Finding("ok", "bundled model", str(folder))
 
@@ -229,9 +215,7 @@ def threshold(subject: str, value: float, unit: str, needed: float, wanted: floa
     detail = f"{value:.1f}{unit}" if unit else f"{value:.0f}"
     if value >= wanted:
         return Finding("ok", subject, detail)
-    return Finding(
-        "error" if value < needed else "warning", subject, f"{detail}, wanted {wanted:.0f}{unit}", action
-    )
+    return Finding("error" if value < needed else "warning", subject, f"{detail}, wanted {wanted:.0f}{unit}", action)
 
 
 def all_checks() -> list[Callable[[], Iterator[Finding]]]:

@@ -119,12 +119,8 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
     def _log_rollouts(self, rollouts: Rollouts, batch: RolloutBatch) -> None:
         key = ENV_RUNNER_RESULTS
         self.metrics.log_dict(rollout_metrics(batch), key=key, reduce="mean")
-        self.metrics.log_value(
-            (key, NUM_ENV_STEPS_SAMPLED_LIFETIME), batch.num_samples, reduce="lifetime_sum"
-        )
-        self.metrics.log_value(
-            (key, "num_response_tokens_lifetime"), batch.num_response_tokens, reduce="lifetime_sum"
-        )
+        self.metrics.log_value((key, NUM_ENV_STEPS_SAMPLED_LIFETIME), batch.num_samples, reduce="lifetime_sum")
+        self.metrics.log_value((key, "num_response_tokens_lifetime"), batch.num_response_tokens, reduce="lifetime_sum")
         for name in ("prompts_too_long", "groups_sampled_again"):
             self.metrics.log_value((key, f"{name}_lifetime"), getattr(rollouts, name), reduce="lifetime_sum")
         self.metrics.log_dict(staleness_metrics(batch, self._weight_version), key="staleness", reduce="mean")

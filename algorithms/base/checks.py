@@ -47,9 +47,7 @@ def _require(valid: bool, option: str, value: Any, wanted: str) -> None:
 
 def _check_language_model(config: LanguageModelAlgorithmConfig) -> None:
     config.model_path()
-    _require(
-        config.trainer_dtype in DTYPES, "language_model(dtype", config.trainer_dtype, f"one of {DTYPES})"
-    )
+    _require(config.trainer_dtype in DTYPES, "language_model(dtype", config.trainer_dtype, f"one of {DTYPES})")
 
 
 def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
@@ -60,9 +58,7 @@ def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
         if name in _OWNED_ENGINE_ARGS:
             raise ValueError(f"vllm({name}=...) is set by {_OWNED_ENGINE_ARGS[name]}.")
     if config.env is None:
-        raise ValueError(
-            "No environment: call environment('rlhf_algos/Addition-v0') or give a PromptEnv class."
-        )
+        raise ValueError("No environment: call environment('rlhf_algos/Addition-v0') or give a PromptEnv class.")
 
 
 def _check_training(config: LanguageModelAlgorithmConfig) -> None:
@@ -101,9 +97,7 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
         "positive)",
     )
     for name in ("corrector", "router_replay"):
-        _require(
-            getattr(config, name) in ("none", None), f"training({name}", getattr(config, name), "'none')"
-        )
+        _require(getattr(config, name) in ("none", None), f"training({name}", getattr(config, name), "'none')")
     for name in ("weight_decay", "adam_eps"):
         value = getattr(config, name)
         _require(math.isfinite(value) and value >= 0, f"training({name}", value, "finite and at least 0)")
@@ -119,9 +113,7 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
 def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
     """RLlib options that mean something else here, or nothing."""
     if config.grad_clip is not None and config.grad_clip_by != "global_norm":
-        raise ValueError(
-            f"training(grad_clip_by={config.grad_clip_by!r}): DeepSpeed clips by 'global_norm' only."
-        )
+        raise ValueError(f"training(grad_clip_by={config.grad_clip_by!r}): DeepSpeed clips by 'global_norm' only.")
     if config.grad_clip is not None:
         _require(config.grad_clip > 0, "training(grad_clip", config.grad_clip, "positive, or None)")
     if config.num_env_runners < 1 and not config.in_evaluation:
@@ -132,9 +124,7 @@ def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
     if config.is_multi_agent:
         raise ValueError("multi_agent(...): an algorithm of this library trains one language model.")
     if config.evaluation_parallel_to_training and config.evaluation_num_env_runners < 1:
-        raise ValueError(
-            "evaluation(evaluation_parallel_to_training=True) needs evaluation_num_env_runners >= 1."
-        )
+        raise ValueError("evaluation(evaluation_parallel_to_training=True) needs evaluation_num_env_runners >= 1.")
     if config.evaluation_duration_unit != "episodes":
         raise ValueError(
             f"evaluation(evaluation_duration_unit={config.evaluation_duration_unit!r}): use 'episodes'; "

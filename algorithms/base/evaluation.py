@@ -70,9 +70,7 @@ class EvaluationOnRolloutActors(Algorithm):
             self.env_runner_group,
             lambda runner, indices: runner.sample_evaluation(indices, greedy=greedy),
             actors=actors,
-            kwargs_by_actor={
-                actor: {"indices": problems[place :: len(actors)]} for place, actor in enumerate(actors)
-            },
+            kwargs_by_actor={actor: {"indices": problems[place :: len(actors)]} for place, actor in enumerate(actors)},
         )
         if len(results) < len(actors):
             raise RuntimeError(

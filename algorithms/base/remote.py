@@ -10,22 +10,33 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 Result = TypeVar("Result")
 
-# What ranks see that were waiting for one that failed; not the reason itself.
-_CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "process group")
+# How long to wait for all ranks before looking whether one has failed.
+_LOOK_EVERY_S = 5.0
 
 
 def on_learners(learner_group: LearnerGroup, function: Callable[[Any], Result]) -> list[Result]:
     """Calls `function(learner)` on every rank at once; returns the results in the order of ranks.
 
+    If one rank raises, the others may wait for it in a collective for as long as the process group's timeout. So
+    they are stopped, and the error reaches the driver at once; the learners can't be used after that.
+
     Raises:
-        Exception: a failing rank's own error, preferred over those of ranks that only waited for it.
+        Exception: the failing rank's error.
     """
-    results = list(learner_group.foreach_learner(function))
-    errors = [result.get() for result in results if not result.ok]
-    if errors:
-        reasons = [error for error in errors if not any(text in str(error) for text in _CONSEQUENCES)]
-        raise (reasons or errors)[0]
-    return [result.get() for result in results]
+    if learner_group.is_local:
+        return [result.get() for result in learner_group.foreach_learner(function)]
+    ((_, manager),) = learner_group.get_checkpointable_components()
+    started = manager.foreach_actor_async(function)
+    if started < manager.num_actors():
+        raise RuntimeError(f"Only {started} of {manager.num_actors()} learners take requests; an earlier call failed.")
+    results: dict[int, Result] = {}
+    while len(results) < started:
+        for result in manager.fetch_ready_async_reqs(timeout_seconds=_LOOK_EVERY_S):
+            if not result.ok:
+                learner_group.shutdown()
+                raise result.get()
+            results[result.actor_id] = result.get()
+    return [results[rank] for rank in sorted(results)]
 
 
 def on_env_runners(

@@ -33,10 +33,6 @@ def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:
         )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for bundle in bundles:
-        if not any(
-            all(node.get(name, 0.0) + 1e-6 >= amount for name, amount in bundle.items()) for node in nodes
-        ):
+        if not any(all(node.get(name, 0.0) + 1e-6 >= amount for name, amount in bundle.items()) for node in nodes):
             largest = {name: max(node.get(name, 0.0) for node in nodes) for name in bundle}
-            raise ValueError(
-                f"One process needs {dict(bundle)}, but no single machine has it; at most {largest}."
-            )
+            raise ValueError(f"One process needs {dict(bundle)}, but no single machine has it; at most {largest}.")

@@ -64,9 +64,7 @@ def sample_groups(
         results = on_env_runners(
             group,
             lambda runner, group_ids: runner.sample_groups(group_ids, weight_version=weight_version),
-            kwargs_by_actor={
-                actor: {"group_ids": missing[place :: len(actors)]} for place, actor in enumerate(actors)
-            },
+            kwargs_by_actor={actor: {"group_ids": missing[place :: len(actors)]} for place, actor in enumerate(actors)},
         )
         for batch, rejected in results.values():
             too_long += rejected
@@ -89,7 +87,5 @@ def _in_order(batches: Sequence[RolloutBatch], group_ids: Sequence[int]) -> Roll
     """One batch with the groups in the order asked for, so that results don't depend on which actor was first."""
     batch = RolloutBatch.concatenate(batches)
     rank = {group_id: place for place, group_id in enumerate(group_ids)}
-    order = sorted(
-        range(batch.num_samples), key=lambda i: (rank[int(batch.group_ids[i])], int(batch.sample_ids[i]))
-    )
+    order = sorted(range(batch.num_samples), key=lambda i: (rank[int(batch.group_ids[i])], int(batch.sample_ids[i])))
     return batch.select(order)

@@ -78,9 +78,7 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
                 "clip_high finite and at least 0."
             )
         if self.dual_clip is not None and not 1 < self.dual_clip < float("inf"):
-            raise ValueError(
-                f"training(dual_clip={self.dual_clip!r}) must be None or a finite number above 1."
-            )
+            raise ValueError(f"training(dual_clip={self.dual_clip!r}) must be None or a finite number above 1.")
         if self.kl_kind not in ("k1", "k2", "k3"):
             raise ValueError(f"training(kl_kind={self.kl_kind!r}) must be 'k1', 'k2' or 'k3'.")
         for name in ("kl_coefficient", "entropy_coefficient"):

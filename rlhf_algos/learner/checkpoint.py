@@ -14,9 +14,7 @@ from transformers import PreTrainedModel
 _COMPANIONS = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja", "*.model")
 
 
-def save_checkpoint(
-    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, source: str, path: Path
-) -> None:
+def save_checkpoint(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, source: str, path: Path) -> None:
     """Writes config, generation config, weights and the tokenizer's files.
 
     Args:

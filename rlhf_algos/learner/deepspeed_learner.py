@@ -23,7 +23,7 @@ from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
 from rlhf_algos.learner.module import LanguageModelModule
 from rlhf_algos.learner.packing import MicroBatch, as_tensor, make_micro_batch, plan_micro_batches
-from rlhf_algos.learner.process_group import ensure_process_group, leave_group_on_error
+from rlhf_algos.learner.process_group import ensure_process_group
 from rlhf_algos.learner.statistics import TokenStatistics
 from rlhf_algos.objectives import finalize_mismatch, loss_weights, mismatch_sums
 from rlhf_algos.objectives.mismatch import MAX_ENTRIES
@@ -31,7 +31,7 @@ from rlhf_algos.objectives.mismatch import MAX_ENTRIES
 # DeepSpeed picks its accelerator when it is imported; without a GPU it must be told.
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-import deepspeed  # noqa: E402
+import deepspeed
 
 
 class DeepSpeedLearner(TorchLearner):
@@ -121,10 +121,7 @@ class DeepSpeedLearner(TorchLearner):
             ValueError: if a reward, advantage or log-probability that is trained on is NaN or infinite; names the
                 sample.
         """
-        with leave_group_on_error():
-            return self._train(batch, {NUM_ENV_STEPS_SAMPLED_LIFETIME: env_steps_sampled})
-
-    def _train(self, batch: RolloutBatch, timesteps: dict[str, int]) -> dict[str, float]:
+        timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: env_steps_sampled}
         self.before_gradient_based_update(timesteps=timesteps)
         require_finite_batch(batch)
         self.statistics = TokenStatistics()
@@ -135,9 +132,7 @@ class DeepSpeedLearner(TorchLearner):
         for indices in optimizer_batches:
             token_rows = np.isin(batch.token_sample_index, indices)
             selected = batch.select(indices)
-            loss, grad_norm = self._optimizer_step(
-                selected, None if old_logprobs is None else old_logprobs[token_rows]
-            )
+            loss, grad_norm = self._optimizer_step(selected, None if old_logprobs is None else old_logprobs[token_rows])
             losses.append(loss)
             if grad_norm is not None:
                 grad_norms.append(grad_norm)
@@ -159,9 +154,7 @@ class DeepSpeedLearner(TorchLearner):
             for start in range(0, batch.num_samples, size):
                 yield np.sort(order[start : start + size])
 
-    def _optimizer_step(
-        self, batch: RolloutBatch, old_logprobs: torch.Tensor | None
-    ) -> tuple[float, float | None]:
+    def _optimizer_step(self, batch: RolloutBatch, old_logprobs: torch.Tensor | None) -> tuple[float, float | None]:
         """Forward, backward over this rank's micro-batches and one step; None as norm if nothing is trained."""
         sample_index = as_tensor(batch.token_sample_index)
         weights = loss_weights(
@@ -205,9 +198,7 @@ class DeepSpeedLearner(TorchLearner):
     ) -> list[MicroBatch]:
         """This rank's micro-batches. Samples without a trained token have no gradient and are left out."""
         token_sample = as_tensor(batch.token_sample_index)
-        trained_tokens = np.bincount(
-            batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples
-        )
+        trained_tokens = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples)
         trained = np.flatnonzero(trained_tokens)
         lengths = (batch.prompt_lengths + batch.response_lengths)[trained]
         plan = plan_micro_batches(lengths, num_ranks=self.num_ranks, token_budget=self.config.token_budget)
@@ -303,9 +294,7 @@ class DeepSpeedLearner(TorchLearner):
     def _causal_lm(self) -> PreTrainedModel:
         return self.module[DEFAULT_MODULE_ID].policy.causal_lm
 
-    def get_state(
-        self, components: Any = None, *, not_components: Any = None, **kwargs: Any
-    ) -> dict[str, Any]:
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, in which a rollout actor finds only the version of the weights.
 
         RLlib hands this state to rollout actors through the driver. The weights themselves take the way of

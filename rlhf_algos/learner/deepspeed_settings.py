@@ -84,9 +84,7 @@ def _checked(overrides: Mapping[str, Any], zero_stage: int) -> Mapping[str, Any]
         if key not in _ACCEPTED:
             near = get_close_matches(key, _ACCEPTED, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"deepspeed(config=...) has an unknown key {key!r}.{hint} Known: {sorted(_ACCEPTED)}."
-            )
+            raise ValueError(f"deepspeed(config=...) has an unknown key {key!r}.{hint} Known: {sorted(_ACCEPTED)}.")
     stage = overrides.get("zero_optimization", {}).get("stage", zero_stage)
     if stage != zero_stage:
         raise ValueError(

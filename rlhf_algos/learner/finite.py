@@ -39,9 +39,7 @@ def require_finite_batch(batch: RolloutBatch) -> None:
             raise ValueError(f"The batch has no {name}s.")
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
-            raise ValueError(
-                f"The {name} of sample {batch.sample_ids[bad[0]]} is {values[bad[0]]}; step stopped."
-            )
+            raise ValueError(f"The {name} of sample {batch.sample_ids[bad[0]]} is {values[bad[0]]}; step stopped.")
     require_finite(
         "rollout log-probability",
         as_tensor(batch.rollout_logprobs),

@@ -50,9 +50,7 @@ class LanguageModelModule(TorchRLModule):
 
         `log p^S = log p - logsumexp over S`, so that trainer and sampler speak of the same distribution.
         """
-        output = self.run(
-            batch.sequences, temperature=self.temperature, head_ids=batch.support_ids, with_entropy=False
-        )
+        output = self.run(batch.sequences, temperature=self.temperature, head_ids=batch.support_ids, with_entropy=False)
         on_support = output.head_logprobs.masked_fill(~batch.support_mask, -torch.inf)
         normalizer = on_support.logsumexp(dim=-1)
         head = on_support - normalizer[:, None]

@@ -35,9 +35,7 @@ def plan_micro_batches(lengths: np.ndarray, *, num_ranks: int, token_budget: int
         ValueError: if `token_budget` or `num_ranks` is below 1.
     """
     if token_budget < 1 or num_ranks < 1:
-        raise ValueError(
-            f"token_budget and num_ranks must be at least 1, got {token_budget} and {num_ranks}."
-        )
+        raise ValueError(f"token_budget and num_ranks must be at least 1, got {token_budget} and {num_ranks}.")
     # Stable, so that equal lengths keep the batch's order and the plan is reproducible.
     longest_first = np.argsort(-np.asarray(lengths), kind="stable")
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -162,9 +160,7 @@ def make_micro_batch(
 ) -> MicroBatch:
     """Turns selected samples into tensors; `rows`, `loss_weights`, `old_logprobs` are `[T]` in the batch's order."""
     if batch.advantages is None:
-        raise ValueError(
-            "The batch has no advantages; the algorithm computes them before the learner's update."
-        )
+        raise ValueError("The batch has no advantages; the algorithm computes them before the learner's update.")
     token_sample = batch.token_sample_index
     mask = np.zeros_like(batch.loss_mask) if is_dummy else batch.loss_mask
     tensor = partial(as_tensor, device=device)
@@ -177,9 +173,7 @@ def make_micro_batch(
         loss_weights=(torch.zeros_like(loss_weights) if is_dummy else loss_weights).to(device),
         advantages=tensor(batch.advantages[token_sample]),
         rollout_logprobs=tensor(batch.rollout_logprobs),
-        head_ids=tensor(batch.head_ids.astype(np.int64))
-        if with_head and batch.head_ids is not None
-        else None,
+        head_ids=tensor(batch.head_ids.astype(np.int64)) if with_head and batch.head_ids is not None else None,
         head_logprobs=tensor(batch.head_logprobs) if with_head and batch.head_logprobs is not None else None,
         support_ids=None if support_ids is None else tensor(support_ids),
         support_mask=None if support_mask is None else tensor(support_mask),

@@ -70,9 +70,7 @@ class PackedCausalLM(nn.Module):
                 )
         head = causal_lm.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            raise ValueError(
-                f"{type(causal_lm).__name__}'s output head is {type(head).__name__}, not a linear layer."
-            )
+            raise ValueError(f"{type(causal_lm).__name__}'s output head is {type(head).__name__}, not a linear layer.")
         causal_lm.set_output_embeddings(LogprobHead.wrap(head))
         self.causal_lm = causal_lm
 

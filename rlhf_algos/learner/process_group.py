@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import distributed
@@ -37,17 +35,3 @@ def deepspeed_join() -> None:
         verbose=False,
         dist_init_required=False,
     )
-
-
-@contextmanager
-def leave_group_on_error() -> Iterator[None]:
-    """Leaves the process group if the body raises, so that ranks waiting in a collective fail at once too.
-
-    Otherwise they would wait for the missing rank until the group's timeout, half an hour by default.
-    """
-    try:
-        yield
-    except BaseException:
-        if distributed.get_world_size() > 1:
-            distributed.destroy_process_group()
-        raise

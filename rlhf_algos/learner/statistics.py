@@ -26,9 +26,7 @@ class TokenStatistics:
 
     def add_sum(self, name: str, value: torch.Tensor) -> None:
         """Adds a scalar to the sum `name`."""
-        self._sums[name] = (
-            self._sums.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double()
-        )
+        self._sums[name] = self._sums.get(name, torch.zeros((), dtype=torch.float64)) + value.detach().double()
 
     def add_max(self, name: str, value: torch.Tensor) -> None:
         """Raises the maximum `name` to a scalar."""
@@ -51,9 +49,7 @@ class TokenStatistics:
         return means, sums | maxima
 
 
-def _all_reduce(
-    values: dict[str, torch.Tensor], operation: distributed.ReduceOp.RedOpType
-) -> dict[str, torch.Tensor]:
+def _all_reduce(values: dict[str, torch.Tensor], operation: distributed.ReduceOp.RedOpType) -> dict[str, torch.Tensor]:
     if not values:
         return {}
     names = sorted(values)

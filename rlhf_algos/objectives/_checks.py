@@ -33,8 +33,7 @@ def require_same_shape(**tensors: Tensor) -> None:
     for name, tensor in others:
         if tensor.shape != first.shape:
             raise ValueError(
-                f"{name} must have the shape of {first_name}: "
-                f"expected {tuple(first.shape)}, got {tuple(tensor.shape)}"
+                f"{name} must have the shape of {first_name}: expected {tuple(first.shape)}, got {tuple(tensor.shape)}"
             )
 
 

@@ -18,9 +18,7 @@ class ProjectionSettings(NamedTuple):
 class ChunkedProjection:
     """Computes the logits of one vocabulary slice after another into the same memory."""
 
-    def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: ProjectionSettings
-    ) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: ProjectionSettings) -> None:
         self.hidden, self.weight, self.bias, self.settings = hidden, weight, bias, settings
         self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         self.product_dtype = _product_dtype(hidden.dtype, hidden.device.type)

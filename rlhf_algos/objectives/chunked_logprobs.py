@@ -95,9 +95,7 @@ def chunked_logprobs(
     elif chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}")
     settings = ProjectionSettings(float(temperature), chunk_size)
-    return ChunkedLogprobs(
-        *_ChunkedLogprobs.apply(hidden, weight, bias, targets, head_ids, with_entropy, settings)
-    )
+    return ChunkedLogprobs(*_ChunkedLogprobs.apply(hidden, weight, bias, targets, head_ids, with_entropy, settings))
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -197,9 +195,7 @@ def _logsumexp_in_place(chunk: Tensor, with_entropy: bool) -> tuple[Tensor, Tens
     return lse + highest, entropy
 
 
-def _combine_chunks(
-    chunk_lse: list[Tensor], chunk_entropy: list[Tensor | None]
-) -> tuple[Tensor, Tensor | None]:
+def _combine_chunks(chunk_lse: list[Tensor], chunk_entropy: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
     """Totals over chunks; entropy by its chain rule: that of the choice of chunk, plus the mean within."""
     within = [entropy for entropy in chunk_entropy if entropy is not None]
     if len(chunk_lse) == 1:
@@ -243,9 +239,7 @@ def _check_projection(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> No
     if weight.dtype != hidden.dtype:
         raise TypeError(f"hidden and weight must have one dtype; got {hidden.dtype} and {weight.dtype}")
     if weight.shape[1] != hidden.shape[1] or weight.shape[0] == 0:
-        raise ValueError(
-            f"weight must have shape [V, {hidden.shape[1]}] with V > 0; got {tuple(weight.shape)}"
-        )
+        raise ValueError(f"weight must have shape [V, {hidden.shape[1]}] with V > 0; got {tuple(weight.shape)}")
     if bias is not None:
         if bias.dtype != hidden.dtype:
             raise TypeError(f"hidden and bias must have one dtype; got {hidden.dtype} and {bias.dtype}")
@@ -256,9 +250,7 @@ def _check_projection(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> No
 def _check_ids(targets: Tensor, head_ids: Tensor | None, tokens: int, *, vocabulary: int) -> None:
     require_flat("targets", targets, (torch.int64,))
     if targets.shape[0] != tokens:
-        raise ValueError(
-            f"targets must have shape ({tokens},), one for each row of hidden; got {tuple(targets.shape)}"
-        )
+        raise ValueError(f"targets must have shape ({tokens},), one for each row of hidden; got {tuple(targets.shape)}")
     require_range("targets", targets, vocabulary)
     if head_ids is not None:
         require_rank("head_ids", head_ids, 2)

@@ -132,10 +132,6 @@ def _check_mode(mode: str, fixed_length: int | None) -> None:
         raise ValueError(f"mode must be one of {REDUCTION_MODES}; got {mode!r}")
     if mode != "seq-mean-token-sum-norm":
         if fixed_length is not None:
-            raise ValueError(
-                f"only mode 'seq-mean-token-sum-norm' uses fixed_length; got {fixed_length} with {mode!r}"
-            )
+            raise ValueError(f"only mode 'seq-mean-token-sum-norm' uses fixed_length; got {fixed_length} with {mode!r}")
     elif fixed_length is None or fixed_length < 1:
-        raise ValueError(
-            f"mode 'seq-mean-token-sum-norm' needs fixed_length of at least 1; got {fixed_length}"
-        )
+        raise ValueError(f"mode 'seq-mean-token-sum-norm' needs fixed_length of at least 1; got {fixed_length}")

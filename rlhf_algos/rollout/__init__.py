@@ -1,1 +1,1 @@
-
+"""The sampler: vLLM engines as RLlib EnvRunners. The only place that imports vllm."""

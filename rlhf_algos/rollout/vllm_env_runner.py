@@ -54,12 +54,8 @@ class VLLMEnvRunner(EnvRunner):
             trust_remote_code=config.trust_remote_code,
             stop_token_ids=self._sampling.stop_token_ids,
         )
-        model_config = AutoConfig.from_pretrained(
-            config.model_path(), trust_remote_code=config.trust_remote_code
-        )
-        self._num_experts = getattr(
-            model_config, "num_experts", getattr(model_config, "num_local_experts", None)
-        )
+        model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
+        self._num_experts = getattr(model_config, "num_experts", getattr(model_config, "num_local_experts", None))
         self._engine = VLLMEngine(
             config.model_path(),
             {"trust_remote_code": config.trust_remote_code, "seed": 0, "skip_tokenizer_init": True}
@@ -147,9 +143,7 @@ class VLLMEnvRunner(EnvRunner):
 
     # ---- sampling ---------------------------------------------------------------------------------------------
 
-    def sample_groups(
-        self, group_ids: Sequence[int], *, weight_version: int
-    ) -> tuple[RolloutBatch | None, list[int]]:
+    def sample_groups(self, group_ids: Sequence[int], *, weight_version: int) -> tuple[RolloutBatch | None, list[int]]:
         """Plays `group_size` episodes for each group.
 
         Args:

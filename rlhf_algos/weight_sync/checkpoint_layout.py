@@ -27,9 +27,7 @@ def checkpoint_layout(model: str) -> Layout:
         folder = Path(snapshot_download(model, allow_patterns=["*.safetensors"], local_files_only=True))
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(
-            f"{folder} holds no .safetensors files; convert the model's weights to safetensors."
-        )
+        raise FileNotFoundError(f"{folder} holds no .safetensors files; convert the model's weights to safetensors.")
     layout: Layout = {}
     for file in files:
         with safe_open(str(file), framework="numpy") as tensors:
@@ -60,9 +58,7 @@ def check_layout(published: Mapping[str, tuple[int, ...]], expected: Mapping[str
     if misshapen:
         problems.append(f"wrong shape: {_first(misshapen)}")
     if problems:
-        raise ValueError(
-            "The published weights do not match the sampler's checkpoint; " + "; ".join(problems) + "."
-        )
+        raise ValueError("The published weights do not match the sampler's checkpoint; " + "; ".join(problems) + ".")
 
 
 def _hint(name: str, candidates: list[str]) -> str:

@@ -6,7 +6,6 @@ into place when it is whole, so a reader never sees half of it.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -65,7 +64,7 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor], version: int)
         )
     partial = path.with_suffix(".partial")
     save_file(tensors, partial, metadata={"version": str(version)})
-    os.replace(partial, path)
+    partial.replace(path)
     return needed
 
 

@@ -54,14 +54,10 @@ class Loop:
             patience_s=60,
         ).batch
         # A random model earns no reward; lengths give every group a signal and each update some size.
-        rewards = (
-            batch.response_lengths.astype(np.float32) + np.arange(batch.num_samples, dtype=np.float32) % 3
-        )
+        rewards = batch.response_lengths.astype(np.float32) + np.arange(batch.num_samples, dtype=np.float32) % 3
         advantages = group_advantages(torch.from_numpy(rewards), torch.from_numpy(batch.group_ids))
         batch = dataclasses.replace(batch, rewards=rewards, advantages=advantages.numpy())
-        metrics = on_learners(
-            self.learners, lambda learner: learner.update_from_rollouts(batch, env_steps_sampled=0)
-        )
+        metrics = on_learners(self.learners, lambda learner: learner.update_from_rollouts(batch, env_steps_sampled=0))
         self.version += 1
         self.publish()
         return metrics[0]

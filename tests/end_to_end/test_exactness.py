@@ -14,9 +14,7 @@ UPDATES = 10
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 @pytest.mark.parametrize("num_learners", [1, 2])
 def test_float32_agrees_after_every_update(actors_for, peaked_models, model, zero_stage, num_learners):
-    loop = Loop(
-        actors_for(model), config_for(peaked_models[model], zero_stage=zero_stage, num_learners=num_learners)
-    )
+    loop = Loop(actors_for(model), config_for(peaked_models[model], zero_stage=zero_stage, num_learners=num_learners))
     try:
         history = [loop.iterate() for _ in range(UPDATES + 1)]
     finally:

@@ -81,9 +81,7 @@ def test_every_end_id_of_the_generation_config_ends_a_response(actors_for):
     batch, end_ids = call(actors_for("untied"), sample)
     assert end_ids == [1, 2]
     responses = np.split(batch.response_ids, np.cumsum(batch.response_lengths)[:-1])
-    ends = {
-        int(r[-1]) for r, reason in zip(responses, batch.finish_reasons, strict=True) if reason == FINISH_STOP
-    }
+    ends = {int(r[-1]) for r, reason in zip(responses, batch.finish_reasons, strict=True) if reason == FINISH_STOP}
     assert ends == {1, 2}
     for response, reason in zip(responses, batch.finish_reasons, strict=True):
         assert not set(response[:-1].tolist()) & {1, 2}
@@ -99,10 +97,7 @@ def test_prompts_that_do_not_fit_are_reported(actors_for):
     def sample(runner):
         from rlhf_algos.rollout.sampling import SamplingSettings
 
-        rooms = [
-            runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), 0)
-            for n in (4, 30, 31, 32, 40)
-        ]
+        rooms = [runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), 0) for n in (4, 30, 31, 32, 40)]
         return [None if request is None else request.max_tokens for request in rooms]
 
     assert call(actors_for("untied"), sample) == [8, 2, 1, None, None]

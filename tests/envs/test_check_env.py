@@ -171,13 +171,9 @@ BROKEN = {
     stepping(2, 1): "Stepping: step() returned terminated=1, not True or False.",
     HalfTruncated: "HalfTruncated: step() returned truncated=None, not True or False.",
     stepping(2, False): "Stepping: step() goes on (terminated=False) with nothing to read.",
-    stepping(
-        4, []
-    ): "The `info` returned by `step()` must be a python dictionary, actual type: <class 'list'>",
+    stepping(4, []): "The `info` returned by `step()` must be a python dictionary, actual type: <class 'list'>",
     Silent: "Silent: reset(seed=0) returned '', not a non-empty prompt.",
-    BadInfo: (
-        "The second element returned by `env.reset()` was not a dictionary, actual type: <class 'NoneType'>"
-    ),
+    BadInfo: ("The second element returned by `env.reset()` was not a dictionary, actual type: <class 'NoneType'>"),
     OneWanders: ("OneWanders: index=5 gave 'n=#', then 'n=#'. An evaluation needs fixed problems."),
     Leaky: "Leaky: 3 problems are in both splits, for example 'n=0'.",
 }

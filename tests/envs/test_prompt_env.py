@@ -92,8 +92,7 @@ def test_reward_that_is_no_number_names_env_prompt_and_response(value):
     env = with_answer(value)
     prompt, _ = env.reset(seed=0)
     message = (
-        f"Count: the reward is {value!r}, it must be a finite number "
-        f"(prompt={prompt!r}, response='my 客 answer')."
+        f"Count: the reward is {value!r}, it must be a finite number (prompt={prompt!r}, response='my 客 answer')."
     )
     with pytest.raises(RewardError, match=f"^{re.escape(message)}$"):
         env.step("my 客 answer")
@@ -103,8 +102,7 @@ def test_reward_that_raises_names_env_prompt_and_response():
     env = with_answer(lambda: 1 / 0)
     prompt, _ = env.reset(seed=0)
     message = (
-        f"Count: the reward function raised ZeroDivisionError: division by zero "
-        f"(prompt={prompt!r}, response='r')."
+        f"Count: the reward function raised ZeroDivisionError: division by zero (prompt={prompt!r}, response='r')."
     )
     with pytest.raises(RewardError, match=f"^{re.escape(message)}$") as caught:
         env.step("r")
@@ -130,9 +128,7 @@ def test_numbers_of_any_kind_become_float(value):
     assert type(reward) is float and reward == value
 
 
-@pytest.mark.parametrize(
-    "prompt", ["", [], None, 3, "\ud800", [{"role": "user"}], [{"role": "", "content": "x"}]]
-)
+@pytest.mark.parametrize("prompt", ["", [], None, 3, "\ud800", [{"role": "user"}], [{"role": "", "content": "x"}]])
 def test_prompt_that_is_none(prompt):
     env = type("Bad", (Count,), {"prompt": lambda self, rng: prompt})(split="all")
     message = (
@@ -226,9 +222,7 @@ def test_index_beyond_the_problems():
 
 
 def test_unknown_reset_option():
-    with pytest.raises(
-        ValueError, match=r"^Count: unknown reset options \['split'\]; the only one is 'index'\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^Count: unknown reset options \['split'\]; the only one is 'index'\.$"):
         Count().reset(options={"split": "heldout"})
 
 

@@ -128,9 +128,7 @@ def test_not_a_prompt_env(env):
 
 
 def test_function_that_makes_no_environment():
-    with pytest.raises(
-        TypeError, match=r"^environment='function' makes a builtins\.dict, which is not a PromptEnv"
-    ):
+    with pytest.raises(TypeError, match=r"^environment='function' makes a builtins\.dict, which is not a PromptEnv"):
         make_prompt_env(lambda config: config)
 
 
@@ -146,8 +144,7 @@ def test_nothing_to_make_an_environment_from(env):
 
 def test_module_prefix_imports_first(tmp_path, monkeypatch):
     (tmp_path / "my_tasks_module.py").write_text(
-        "import gymnasium\nfrom rlhf_algos.envs import Addition\n"
-        "gymnasium.register('test/Mine-v0', Addition)\n"
+        "import gymnasium\nfrom rlhf_algos.envs import Addition\ngymnasium.register('test/Mine-v0', Addition)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -172,7 +169,9 @@ def test_creator_works_in_a_process_that_never_ran_the_users_code(tmp_path):
                 return 0.5
 
         gymnasium.register("mine/Task-v0", Mine)
-        sources = {"id": "mine/Task-v0", "class": Mine, "function": lambda config: Mine(**config)}
+        gymnasium.register("mine/Text-v0", "__main__:Mine")
+        sources = {"id": "mine/Task-v0", "text": "mine/Text-v0", "class": Mine}
+        sources["function"] = lambda config: Mine(**config)
         for name, env in sources.items():
             creator = env_creator_for(env, {"split": "heldout"})
             Path(sys.argv[1], name).write_bytes(cloudpickle.dumps(creator))
@@ -188,10 +187,8 @@ def test_creator_works_in_a_process_that_never_ran_the_users_code(tmp_path):
     for_driver.write_text(textwrap.dedent(driver))
     for_actor.write_text(textwrap.dedent(actor))
     subprocess.run([sys.executable, for_driver, tmp_path], check=True)
-    for name in ("id", "class", "function"):
-        run = subprocess.run(
-            [sys.executable, for_actor, tmp_path / name], check=True, capture_output=True, text=True
-        )
+    for name in ("id", "text", "class", "function"):
+        run = subprocess.run([sys.executable, for_actor, tmp_path / name], check=True, capture_output=True, text=True)
         assert run.stdout == "n= ! heldout 0.5\n"
 
 
@@ -201,9 +198,6 @@ def test_creator_of_a_bundled_environment_survives_pickle():
 
 
 def test_environments_load_no_engine():
-    code = (
-        "import sys, rlhf_algos.envs; "
-        "print([m for m in ('torch', 'vllm', 'ray', 'deepspeed') if m in sys.modules])"
-    )
+    code = "import sys, rlhf_algos.envs; print([m for m in ('torch', 'vllm', 'ray', 'deepspeed') if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert run.stdout == "[]\n"

@@ -66,7 +66,5 @@ def test_equality_flattening_and_masks(space):
     assert space != (PromptSpace() if isinstance(space, UnicodeText) else UnicodeText())
     assert not space.is_np_flattenable and repr(space) == f"{type(space).__name__}()"
     for name in ("mask", "probability"):
-        with pytest.raises(
-            ValueError, match=rf"^\w+\(\)\.sample\({name}=1\): this space has no masks, leave"
-        ):
+        with pytest.raises(ValueError, match=rf"^\w+\(\)\.sample\({name}=1\): this space has no masks, leave"):
             space.sample(**{name: 1})

@@ -8,9 +8,7 @@ from rlhf_algos.algorithms.grpo.learner import GRPOLearner
 from rlhf_algos.batch import RolloutBatch
 
 
-def make_batch(
-    lengths, *, masked=(), seed=0, prompt_length=5, vocabulary=263, advantages=None
-) -> RolloutBatch:
+def make_batch(lengths, *, masked=(), seed=0, prompt_length=5, vocabulary=263, advantages=None) -> RolloutBatch:
     """Random tokens in responses of the given lengths; the samples in `masked` are not trained on."""
     rng = np.random.default_rng(seed)
     count = len(lengths)
@@ -30,9 +28,7 @@ def make_batch(
         loss_mask=mask,
         rollout_logprobs=rng.normal(-3, 1, tokens).astype(np.float32),
         weight_versions=np.zeros(tokens, dtype=np.int64),
-        advantages=(rng.normal(size=count) if advantages is None else np.array(advantages)).astype(
-            np.float32
-        ),
+        advantages=(rng.normal(size=count) if advantages is None else np.array(advantages)).astype(np.float32),
     )
 
 

@@ -78,9 +78,7 @@ def test_a_failing_rank_stops_all(learners):
 
     def fail_on_rank_1(learner):
         if learner.rank == 1:
-            learner.compute_loss_for_module = lambda **kwargs: (_ for _ in ()).throw(
-                ValueError("rank 1 broke")
-            )
+            learner.compute_loss_for_module = lambda **kwargs: (_ for _ in ()).throw(ValueError("rank 1 broke"))
         return learner.update_from_rollouts(batch, env_steps_sampled=0)
 
     from concurrent.futures import ThreadPoolExecutor
@@ -107,17 +105,13 @@ def test_everything_masked_changes_nothing(learners):
 
 
 @pytest.mark.parametrize("minibatch_size, num_epochs, steps", [(4, 1, 2), (None, 3, 3)])
-def test_old_policy_pass_gives_one_p0_for_all_steps(
-    learners, peaked_models, minibatch_size, num_epochs, steps
-):
+def test_old_policy_pass_gives_one_p0_for_all_steps(learners, peaked_models, minibatch_size, num_epochs, steps):
     """With several steps the ratio is against the policy before the first: the first step equals the reference."""
     batch = make_batch(UNEQUAL)
     group = learners(num_learners=2, minibatch_size=minibatch_size, num_epochs=num_epochs, lr=1e-2)
     metrics, gradients = step(group, batch)
     assert metrics[0]["num_optimizer_steps"] == steps
-    assert metrics[0]["train_rollout_logprob_abs_diff"] == pytest.approx(
-        expected_abs_diff(batch, peaked_models), 1e-5
-    )
+    assert metrics[0]["train_rollout_logprob_abs_diff"] == pytest.approx(expected_abs_diff(batch, peaked_models), 1e-5)
     if minibatch_size is None:
         _, expected = reference_loss_and_gradient(peaked_models["untied"], batch)
         assert largest_relative_error(gradients[0][0], expected) < 1e-5
@@ -160,7 +154,7 @@ def test_garbage_stops_by_name_only_where_it_is_trained_on(learners, field, valu
     with pytest.raises(ValueError, match=message):
         step(group, damaged(1 if field == "rollout_logprobs" else 0))
     if field == "rollout_logprobs":
-        clean, _ = step(group, batch)
+        clean, _ = step(learners(), batch)
         dirty, _ = step(learners(), damaged(5))  # a token of the masked response
         assert clean[0]["loss"] == dirty[0]["loss"]
 

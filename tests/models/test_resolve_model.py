@@ -24,9 +24,7 @@ def test_bundled_name_is_a_folder_with_a_model(name):
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["Qwen/Qwen3-30B-A3B", "/some/where", "./here", "rlhf_algos", "other/tiny-moe", ""]
-)
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "/some/where", "./here", "rlhf_algos", "other/tiny-moe", ""])
 def test_other_names_are_returned_unchanged(name):
     assert resolve_model(name) == name
 

@@ -93,9 +93,7 @@ def rewards(env, answers):
 def test_starting_accuracy_leaves_room_to_learn(model, tokenizer, heldout, settings, low, high):
     env, prompts = heldout
     torch.manual_seed(0)
-    answers = tokenizer.batch_decode(
-        generate(model, tokenizer, prompts[:400], **settings), skip_special_tokens=True
-    )
+    answers = tokenizer.batch_decode(generate(model, tokenizer, prompts[:400], **settings), skip_special_tokens=True)
     assert low <= rewards(env, answers) <= high
 
 

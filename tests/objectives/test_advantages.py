@@ -65,9 +65,7 @@ def test_equal_rewards_give_exactly_zero(reward, size, options):
 def test_nearly_equal_rewards_are_not_called_equal():
     rewards = torch.tensor([1.0, 1.0, 1.0 + 1e-6], dtype=torch.float64)
     got = group_advantages(rewards, ids(0, 0, 0), normalize_std=False)
-    torch.testing.assert_close(
-        got, torch.tensor([-1e-6 / 3, -1e-6 / 3, 2e-6 / 3]).double(), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(got, torch.tensor([-1e-6 / 3, -1e-6 / 3, 2e-6 / 3]).double(), rtol=1e-6, atol=0)
 
 
 def test_zero_std_fraction_counts_groups_not_samples():
@@ -84,9 +82,9 @@ def test_result_is_detached_and_keeps_the_dtype():
     assert not got.requires_grad
 
 
-groups_of_rewards = st.lists(
-    st.tuples(st.integers(0, 3), st.floats(-100, 100, width=32)), min_size=0, max_size=12
-).map(lambda pairs: pairs + [(g, float(g)) for g in range(4)] + [(g, 2.0 * g - 1) for g in range(4)])
+groups_of_rewards = st.lists(st.tuples(st.integers(0, 3), st.floats(-100, 100, width=32)), min_size=0, max_size=12).map(
+    lambda pairs: pairs + [(g, float(g)) for g in range(4)] + [(g, 2.0 * g - 1) for g in range(4)]
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -95,9 +93,7 @@ def test_permuting_samples_permutes_advantages(pairs, random, normalize_std):
     order = list(range(len(pairs)))
     random.shuffle(order)
     plain = advantages([r for _, r in pairs], [g for g, _ in pairs], normalize_std=normalize_std)
-    mixed = advantages(
-        [pairs[i][1] for i in order], [pairs[i][0] for i in order], normalize_std=normalize_std
-    )
+    mixed = advantages([pairs[i][1] for i in order], [pairs[i][0] for i in order], normalize_std=normalize_std)
     assert mixed == pytest.approx([plain[i] for i in order], rel=1e-5, abs=1e-5)
 
 
@@ -119,9 +115,7 @@ def test_scale_of_the_rewards_is_divided_out_only_with_normalization(pairs, fact
     normalized = group_advantages(rewards, groups, eps=0.0)
     torch.testing.assert_close(group_advantages(rewards * factor, groups, eps=0.0), normalized)
     centered = group_advantages(rewards, groups, normalize_std=False)
-    torch.testing.assert_close(
-        group_advantages(rewards * factor, groups, normalize_std=False), centered * factor
-    )
+    torch.testing.assert_close(group_advantages(rewards * factor, groups, normalize_std=False), centered * factor)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

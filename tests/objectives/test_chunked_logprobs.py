@@ -29,9 +29,7 @@ def test_temperature(chunk_size):  # B01
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 @pytest.mark.parametrize(("temperature", "entropy"), [(0.5, 0.441057), (1.0, 0.832396), (2.0, 1.020191)])
 def test_entropy_is_that_of_the_tempered_distribution(temperature, entropy, chunk_size):  # B01
-    result = from_logits(
-        [[2.0, 1.0, 0.0]], [1], temperature=temperature, with_entropy=True, chunk_size=chunk_size
-    )
+    result = from_logits([[2.0, 1.0, 0.0]], [1], temperature=temperature, with_entropy=True, chunk_size=chunk_size)
     assert result.entropy.item() == pytest.approx(entropy, abs=1e-6)
 
 
@@ -151,9 +149,7 @@ def test_any_shape_and_any_chunk(tokens, vocabulary, chunk_size, temperature, he
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
     sums = [
-        torch.autograd.grad(
-            (r[0] * weighted).sum() + r[1].square().sum() + (r[2] * weighted).sum(), [hidden, weight]
-        )
+        torch.autograd.grad((r[0] * weighted).sum() + r[1].square().sum() + (r[2] * weighted).sum(), [hidden, weight])
         for r in (got, expected)
     ]
     for one, other in zip(*sums, strict=True):

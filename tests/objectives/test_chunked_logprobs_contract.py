@@ -60,9 +60,7 @@ def test_nothing_as_large_as_the_logits_is_made_or_kept():
         torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t),
         CountProducts() as counter,
     ):
-        result = chunked_logprobs(
-            hidden, weight, targets, head_ids=head_ids, with_entropy=True, chunk_size=chunk
-        )
+        result = chunked_logprobs(hidden, weight, targets, head_ids=head_ids, with_entropy=True, chunk_size=chunk)
         (result.logprobs.sum() + result.entropy.sum()).backward()
     assert max(saved) == vocabulary * width
     assert counter.largest <= max(tokens * chunk, vocabulary * width)
@@ -104,14 +102,22 @@ def test_weight_may_be_released_and_gathered_again():  # DeepSpeed ZeRO-3
     torch.testing.assert_close(parameter.grad, expected[1])
 
 
-def test_autocast_does_not_lower_the_precision():
-    hidden, weight, _, targets, _ = make(dtype=torch.float32)
-    expected = chunked_logprobs(hidden, weight, targets).logprobs
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = chunked_logprobs(hidden, weight, targets).logprobs
-        result.sum().backward()
-    assert torch.equal(result, expected)
-    torch.testing.assert_close(hidden.grad, torch.autograd.grad(expected.sum(), hidden)[0])
+@pytest.mark.parametrize(
+    ("product_dtype", "autocast_dtype"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float16)]
+)
+def test_autocast_changes_nothing(product_dtype, autocast_dtype, monkeypatch):
+    monkeypatch.setattr(projection, "_product_dtype", lambda dtype, device: product_dtype)
+    hidden, weight, _, targets, _ = make(dtype=torch.bfloat16)
+
+    def run():
+        result = chunked_logprobs(hidden, weight, targets, chunk_size=20).logprobs
+        return result, *torch.autograd.grad(result.sum(), [hidden, weight])
+
+    expected = run()
+    with torch.autocast("cpu", dtype=autocast_dtype):
+        got = run()
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("bad", [-100, -1, 50])
@@ -129,9 +135,7 @@ def test_refusals():
     hidden, weight, bias, targets, head_ids = make(dtype=torch.float32)
     with pytest.raises(TypeError, match=r"one dtype; got torch\.bfloat16 and torch\.float32"):
         chunked_logprobs(hidden.bfloat16(), weight, targets)
-    with pytest.raises(
-        TypeError, match=r"hidden and bias must have one dtype; got torch\.float32 and torch\.float64"
-    ):
+    with pytest.raises(TypeError, match=r"hidden and bias must have one dtype; got torch\.float32 and torch\.float64"):
         chunked_logprobs(hidden, weight, targets, bias=bias.double())
     with pytest.raises(TypeError, match="hidden must be"):
         chunked_logprobs(hidden.long(), weight.long(), targets)

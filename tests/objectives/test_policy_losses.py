@@ -161,15 +161,11 @@ def test_bounds_are_checked(options, message):
 
 def test_inputs_are_checked():
     zeros = torch.zeros(2)
-    with pytest.raises(
-        ValueError, match=r"advantages must have the shape of logprobs: expected \(2,\), got \(1,\)"
-    ):
+    with pytest.raises(ValueError, match=r"advantages must have the shape of logprobs: expected \(2,\), got \(1,\)"):
         ppo_clip_loss(zeros, zeros, zeros[:1])
     with pytest.raises(ValueError, match="old_logprobs must have 1 dimension"):
         ppo_clip_loss(zeros, zeros[None], zeros)
-    with pytest.raises(
-        TypeError, match=r"logprobs must be torch\.float32 or torch\.float64; got torch\.bfloat16"
-    ):
+    with pytest.raises(TypeError, match=r"logprobs must be torch\.float32 or torch\.float64; got torch\.bfloat16"):
         ppo_clip_loss(zeros.bfloat16(), zeros, zeros)
     with pytest.raises(ValueError, match="advantages"):
         reinforce_loss(zeros, zeros[:1])

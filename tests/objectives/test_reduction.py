@@ -123,9 +123,7 @@ def test_zero_untrained_protects_the_inputs_of_a_loss():
     assert logprobs.grad.tolist() == [-2.0, 0.0, 0.0]
 
 
-batches = st.lists(
-    st.tuples(st.integers(0, 3), st.booleans(), st.floats(-5, 5, width=32)), min_size=1, max_size=24
-)
+batches = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(-5, 5, width=32)), min_size=1, max_size=24)
 
 
 @settings(deadline=None, max_examples=100)

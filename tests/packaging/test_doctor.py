@@ -183,9 +183,7 @@ def test_the_compiler_is_optional(monkeypatch):
     assert finding.status == "warning"
 
 
-@pytest.mark.parametrize(
-    ("value", "status"), [(2.9, "error"), (3.0, "warning"), (5.9, "warning"), (6.0, "ok")]
-)
+@pytest.mark.parametrize(("value", "status"), [(2.9, "error"), (3.0, "warning"), (5.9, "warning"), (6.0, "ok")])
 def test_an_amount(value, status):
     finding = doctor.threshold("free memory", value, " GiB", 3, 6, "end other programs")
     assert finding.status == status

@@ -78,11 +78,7 @@ def faults_of(path: Path, source: str) -> Iterator[str]:
                 yield f"{path}: imports {module}, allowed only in {place}"
         if names[0] != "rlhf_algos" or len(names) == 1 or names[1] == "__version__":
             continue
-        if (
-            part is None
-            and path.parts[0] != "tests"
-            and (names[1] not in PUBLIC or "_" in {n[0] for n in names})
-        ):
+        if part is None and path.parts[0] != "tests" and (names[1] not in PUBLIC or "_" in {n[0] for n in names}):
             yield f"{path}: imports {module}; examples and benchmarks use public names only"
         if part not in {None, "__init__"} and names[1] not in MAY_IMPORT[part] | {part}:
             allowed = sorted(MAY_IMPORT[part]) or "nothing"

@@ -40,9 +40,7 @@ def install():
 def planned(checkout, *arguments):
     """The commands that make would run."""
     command = ["make", "--dry-run", *arguments]
-    env = {
-        name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
-    }
+    env = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
     return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True).stdout
 
 
@@ -82,9 +80,7 @@ def test_an_environment_without_stamp_is_not_finished(checkout):
 
 
 def test_the_python_can_be_named(checkout):
-    assert "/opt/py/python3.11 requirements/install.py" in planned(
-        checkout, "test", "PYTHON=/opt/py/python3.11"
-    )
+    assert "/opt/py/python3.11 requirements/install.py" in planned(checkout, "test", "PYTHON=/opt/py/python3.11")
 
 
 def test_help_names_the_targets(checkout):
@@ -125,18 +121,14 @@ class FakePip:
         (["+cpu"], "torch==2.13.0 from the package index (runs on a CPU, several GB)", 3),
     ],
 )
-def test_torch_is_taken_from_the_first_place_that_has_it(
-    install, monkeypatch, tmp_path, failing, choice, tries
-):
+def test_torch_is_taken_from_the_first_place_that_has_it(install, monkeypatch, tmp_path, failing, choice, tries):
     pip = FakePip([])
     plain = pip.run
 
     # The mark $ means: only where the command ends with the text.
     def run(command, **kwargs):
         line = " ".join(str(part) for part in command)
-        pip.failing = (
-            [line] if any(line.endswith(t[:-1]) if t[-1] == "$" else t in line for t in failing) else []
-        )
+        pip.failing = [line] if any(line.endswith(t[:-1]) if t[-1] == "$" else t in line for t in failing) else []
         return plain(command, **kwargs)
 
     monkeypatch.setattr(install.subprocess, "run", run)
@@ -209,9 +201,7 @@ def test_installer_lock_and_metadata_agree(install):
     assert {name: lock[name] for name in metadata} == metadata
 
 
-@pytest.mark.parametrize(
-    "file", ["requirements/cpu.txt", "requirements/dev.txt", "benchmarks/requirements-trl.txt"]
-)
+@pytest.mark.parametrize("file", ["requirements/cpu.txt", "requirements/dev.txt", "benchmarks/requirements-trl.txt"])
 def test_no_lock_names_torch_or_what_breaks_beside_it(install, file):
     locked = pins((ROOT / file).read_text().splitlines())
     assert len(locked) > 10

@@ -19,10 +19,8 @@ def wheel(tmp_path_factory):
     source = tmp_path_factory.mktemp("source")
     for folder in ("rlhf_algos", "algorithms", "envs"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("setup.py", "pyproject.toml", "LICENSE"):
+    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source / file)
-    if (ROOT / "README.md").exists():
-        shutil.copy(ROOT / "README.md", source / "README.md")
     # Sub-packages of the mapped folders need the prefix: two levels, so that a missing one shows.
     for name in ("probe", "probe/inner"):
         (source / "algorithms" / name).mkdir()
@@ -80,9 +78,7 @@ def test_the_wheel_ships_the_model_the_types_and_the_license(wheel):
 
 
 def test_the_wheel_is_imported_from_another_folder(installed_wheel, tmp_path):
-    code = (
-        f"{IMPORT_ALL}\nprint(rlhf_algos.__file__, rlhf_algos.algorithms.__file__, rlhf_algos.envs.__file__)"
-    )
+    code = f"{IMPORT_ALL}\nprint(rlhf_algos.__file__, rlhf_algos.algorithms.__file__, rlhf_algos.envs.__file__)"
     files = run_python(code, tmp_path, installed_wheel)
     assert files == [
         str(installed_wheel / "rlhf_algos" / name)

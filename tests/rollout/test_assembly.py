@@ -66,9 +66,7 @@ def test_a_missing_route_is_an_error():
 
 def test_a_missing_logprob_is_an_error():
     with pytest.raises(RuntimeError, match="Sample 4: vLLM returned 1 log-probabilities for 2 tokens"):
-        assemble(
-            [response(4, [7], [5, 6], logprobs=[-1.0])], SamplingSettings(), num_experts=None, settings={}
-        )
+        assemble([response(4, [7], [5, 6], logprobs=[-1.0])], SamplingSettings(), num_experts=None, settings={})
 
 
 def test_nan_names_sample_and_token():
@@ -84,9 +82,7 @@ def test_nan_names_sample_and_token():
 def test_head_mass_above_one_is_an_error():
     head = ([np.array([1, 2])], [np.array([-0.1, -0.2])])
     with pytest.raises(RuntimeError, match="Sample 0: the recorded head has probability 1.72"):
-        assemble(
-            [response(0, [7], [5], head=head)], SamplingSettings(record_head=2), num_experts=None, settings={}
-        )
+        assemble([response(0, [7], [5], head=head)], SamplingSettings(record_head=2), num_experts=None, settings={})
 
 
 def test_support_of_truncated_sampling_is_what_has_probability():
@@ -94,9 +90,7 @@ def test_support_of_truncated_sampling_is_what_has_probability():
         [np.array([5, 6, 9]), np.array([6, 1, 2])],
         [np.array([-0.1, -2.3, -np.inf]), np.array([0.0, -np.inf, -np.inf])],
     )
-    batch = assemble(
-        [response(0, [7], [5, 6], head=head)], SamplingSettings(top_k=3), num_experts=None, settings={}
-    )
+    batch = assemble([response(0, [7], [5, 6], head=head)], SamplingSettings(top_k=3), num_experts=None, settings={})
     assert batch.support_lengths.tolist() == [2, 1]
     assert batch.support_ids.tolist() == [5, 6, 6]
     assert batch.head_ids is None
@@ -108,12 +102,7 @@ def test_records_of_another_token_are_refused():
 
 
 def test_seeds_differ_by_run_purpose_and_sample():
-    seeds = {
-        request_seed(seed, purpose, sample)
-        for seed in range(3)
-        for purpose in range(3)
-        for sample in range(100)
-    }
+    seeds = {request_seed(seed, purpose, sample) for seed in range(3) for purpose in range(3) for sample in range(100)}
     assert len(seeds) == 900
     assert request_seed(0, 1, 2) == request_seed(0, 1, 2)
     assert all(0 <= seed < 2**63 for seed in seeds)
