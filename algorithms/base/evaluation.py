@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
 from rlhf_algos.algorithms.base import weights
 from rlhf_algos.algorithms.base.metrics import rollout_metrics
@@ -50,7 +50,6 @@ class EvaluationOnRolloutActors(Algorithm):
         results = rollout_metrics(sampled)
         if self.config.greedy_evaluation:
             results["greedy_return_mean"] = float(self._play_evaluation(greedy=True).rewards.mean())
-        self.metrics.log_dict(results, key=(EVALUATION_RESULTS, ENV_RUNNER_RESULTS), reduce="mean")
         evaluation = {ENV_RUNNER_RESULTS: results}
         make_callback(
             "on_evaluate_end",

@@ -83,6 +83,7 @@ class DeepSpeedLearner(TorchLearner):
                 bfloat16=config.trainer_dtype == "bfloat16",
                 offload_optimizer=config.offload_optimizer,
                 grad_clip=config.grad_clip,
+                num_parameters=sum(parameter.numel() for parameter in parameters),
                 overrides=config.deepspeed_config,
             ),
             dist_init_required=False,

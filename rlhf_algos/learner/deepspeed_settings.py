@@ -46,6 +46,7 @@ def deepspeed_settings(
     bfloat16: bool,
     offload_optimizer: bool,
     grad_clip: float | None,
+    num_parameters: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The dictionary for `deepspeed.initialize`.
@@ -55,6 +56,7 @@ def deepspeed_settings(
         bfloat16: parameters in bfloat16 with float32 master weights; otherwise all float32.
         offload_optimizer: keep optimizer states in host memory and step on the CPU.
         grad_clip: largest global gradient norm, or None.
+        num_parameters: of the model; buffers for communication are made no larger than that.
         overrides: the user's own DeepSpeed settings, merged over ours.
 
     Raises:
@@ -72,6 +74,10 @@ def deepspeed_settings(
         "steps_per_print": 10**9,
         "zero_optimization": {"stage": zero_stage},
     }
+    if num_parameters is not None:
+        # DeepSpeed fills a buffer of this many numbers in every step, two gigabytes by default.
+        bucket = min(num_parameters, 500_000_000)
+        settings["zero_optimization"] |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if offload_optimizer:
         settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     return _merged(settings, _checked(overrides or {}, zero_stage))
