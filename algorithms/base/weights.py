@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
-from rlhf_algos.weight_sync import SharedWeights, check_layout, checkpoint_layout, read_weights
+from rlhf_algos.weight_sync import SharedWeights, check_layout, read_weights
 from rlhf_algos.weight_sync.shared_memory import write_weights
 
 if TYPE_CHECKING:
@@ -49,8 +49,5 @@ def _write(learner: DeepSpeedLearner, path: Path, version: int) -> None:
 def _read(runner: VLLMEnvRunner, path: Path) -> int:
     tensors, version = read_weights(path)
     # Before the engine is touched: a wrong set of names leaves the old weights in place.
-    check_layout(
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()},
-        checkpoint_layout(runner.config.model_path()),
-    )
+    check_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, runner.checkpoint_layout)
     return runner.load_weights(tensors.items(), version)

@@ -25,6 +25,7 @@ from rlhf_algos.rollout.assembly import ScoredResponse, assemble
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
 from rlhf_algos.rollout.vllm_engine import Generation, GenerationRequest, VLLMEngine
+from rlhf_algos.weight_sync import checkpoint_layout
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class VLLMEnvRunner(EnvRunner):
             | config.vllm_engine_args(),
             record_routes=self._sampling.record_routes,
         )
+
+        self.checkpoint_layout = checkpoint_layout(config.model_path())
 
     # ---- what RLlib asks of an EnvRunner ----------------------------------------------------------------------
 
