@@ -13,9 +13,12 @@ Some things have no public way there:
 
 from __future__ import annotations
 
+import copy
+import inspect
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +113,8 @@ class VLLMEngine:
         self._sampling_params = vllm.SamplingParams
         self._vllm_config = self._llm.vllm_config
         self._record_routes = record_routes
-        self._running: dict[str, tuple[str, Generation]] = {}
+        self._running: dict[str, Generation] = {}
+        self._template: tuple[GenerationRequest, Any] | None = None
         self.max_model_len: int = self._vllm_config.model_config.max_model_len
         self.vocabulary_size: int = self._vllm_config.model_config.get_vocab_size()
 
@@ -118,6 +122,18 @@ class VLLMEngine:
 
     def add(self, request: GenerationRequest) -> None:
         """Queues a request; its tokens come out of `step`."""
+        # The members of a group differ in their noise only; vLLM's validation of the rest is needed once.
+        shared = replace(request, key="", seed=0)
+        if self._template is None or self._template[0] != shared:
+            self._template = (shared, self._validated(request))
+        core_request = copy.copy(self._template[1])
+        core_request.request_id = request.key
+        core_request.sampling_params = copy.copy(core_request.sampling_params)
+        core_request.sampling_params.seed = request.seed if request.temperature > 0 else None
+        self._running[request.key] = Generation(request.prompt_ids)
+        self._llm.engine_core.add_request(core_request)
+
+    def _validated(self, request: GenerationRequest) -> Any:
         params = self._sampling_params(
             temperature=request.temperature,
             top_p=request.top_p,
@@ -129,14 +145,12 @@ class VLLMEngine:
             stop_token_ids=list(request.stop_token_ids) or None,
             seed=request.seed if request.temperature > 0 else None,
         )
-        core_request = self._llm.input_processor.process_inputs(
+        return self._llm.input_processor.process_inputs(
             request.key,
             {"type": "token", "prompt_token_ids": request.prompt_ids},
             params,
             supported_tasks=("generate",),
         )
-        self._running[request.key] = (request.key, Generation(request.prompt_ids))
-        self._llm.engine_core.add_request(core_request)
 
     @property
     def num_running(self) -> int:
@@ -147,7 +161,8 @@ class VLLMEngine:
         """One token for every scheduled request; returns the requests that finished in this step."""
         finished = []
         for output in self._llm.engine_core.get_output().outputs:
-            key, generation = self._running[output.request_id]
+            key = output.request_id
+            generation = self._running[key]
             generation.token_ids.extend(output.new_token_ids)
             if output.new_logprobs is not None:
                 # Column 0 is the sampled token, whatever its rank; the head follows.
@@ -162,7 +177,7 @@ class VLLMEngine:
             if output.finish_reason is not None:
                 generation.finish_reason = str(output.finish_reason)
                 finished.append((key, generation))
-                del self._running[output.request_id]
+                del self._running[key]
         return finished
 
     @staticmethod
@@ -201,7 +216,8 @@ class VLLMEngine:
             initialize_layerwise_reload(model)
             incomplete = []
             try:
-                model.load_weights(iter(weights))
+                with self._cheap_progress():
+                    model.load_weights(iter(weights))
                 incomplete = self._incomplete_layers(model)
             finally:
                 # Also after an error: it leaves a structure into which a whole set of weights can be loaded.
@@ -215,6 +231,28 @@ class VLLMEngine:
                 "set of weights arrives."
             )
         self._llm.reset_prefix_cache()
+
+    @contextmanager
+    def _cheap_progress(self) -> Iterator[None]:
+        """Counts a loaded tensor by its size.
+
+        vLLM finds out how much of a layer a tensor fills by loading it twice, which takes a third of the time with
+        many small experts. On a single device a tensor is always loaded whole.
+        """
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        if self._vllm_config.parallel_config.world_size > 1:
+            yield
+            return
+
+        def whole_tensor(loader: Any, arguments: inspect.BoundArguments) -> tuple[int, bool]:
+            return arguments.arguments["loaded_weight"].numel(), True
+
+        original, layerwise.get_numel_loaded = layerwise.get_numel_loaded, whole_tensor
+        try:
+            yield
+        finally:
+            layerwise.get_numel_loaded = original
 
     def _model(self) -> torch.nn.Module:
         worker = self._llm.model_executor.driver_worker.worker

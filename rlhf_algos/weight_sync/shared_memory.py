@@ -6,6 +6,8 @@ into place when it is whole, so a reader never sees half of it.
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -51,11 +53,22 @@ class SharedWeights:
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor], version: int) -> int:
     """Writes tensors under their names; returns the bytes written.
 
+    The file holds one flat tensor per dtype, and its header says where each name stands in it: hundreds of small
+    expert tensors as separate entries would take several times longer to write and to read.
+
     Raises:
         OSError: if shared memory is full; says how much was needed and is free.
     """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    parts: dict[str, list[torch.Tensor]] = {}
+    offsets: dict[str, int] = {}
+    index = []
+    for name, tensor in weights.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        index.append((name, dtype, offsets.get(dtype, 0), list(tensor.shape)))
+        offsets[dtype] = offsets.get(dtype, 0) + tensor.numel()
+        parts.setdefault(dtype, []).append(tensor.detach().reshape(-1))
+    flat = {dtype: torch.cat(tensors).cpu() for dtype, tensors in parts.items()}
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in flat.values())
     free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise OSError(
@@ -63,13 +76,13 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor], version: int)
             "Enlarge the shared memory (docker: --shm-size)."
         )
     partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"version": str(version)})
+    save_file(flat, partial, metadata={"version": str(version), "index": json.dumps(index)})
     partial.replace(path)
     return needed
 
 
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """Maps what `write_weights` wrote; returns the tensors and their version.
+    """Maps what `write_weights` wrote; returns the tensors, which share the mapped memory, and their version.
 
     Raises:
         FileNotFoundError: if the file is not visible on this machine.
@@ -80,5 +93,10 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], int]:
             "actors must run on the learners' machine."
         )
     with safe_open(str(path), framework="pt") as file:
-        version = int(file.metadata()["version"])
-        return {name: file.get_tensor(name) for name in file.keys()}, version  # noqa: SIM118
+        header = file.metadata()
+        flat = {dtype: file.get_tensor(dtype) for dtype in file.keys()}  # noqa: SIM118
+    tensors = {
+        name: flat[dtype][offset : offset + math.prod(shape)].view(shape)
+        for name, dtype, offset, shape in json.loads(header["index"])
+    }
+    return tensors, int(header["version"])

@@ -1,0 +1,216 @@
+"""The whole algorithm: reproducible runs, a killed actor, evaluation, resources, Tune (bars 3 and 9)."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from rlhf_algos.algorithms.base.remote import on_env_runners
+from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.envs import PromptEnv
+
+
+def config_for(seed=0, num_env_runners=1) -> GRPOConfig:
+    return (
+        GRPOConfig()
+        .environment("rlhf_algos/Addition-v0", env_config={"digits": 2})
+        .sampling(max_response_tokens=6)
+        .vllm(max_model_len=32, max_num_seqs=64)
+        .env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.5)
+        .training(prompts_per_iteration=8, group_size=4, lr=1e-3)
+        .evaluation(
+            evaluation_duration=30,
+            evaluation_config={"env_config": {"digits": 2, "split": "heldout"}},
+        )
+        .debugging(seed=seed)
+    )
+
+
+class Recorder:
+    """Keeps every batch that an algorithm trains on, and its loss."""
+
+    def __init__(self, algorithm):
+        self.algorithm, self.batches = algorithm, []
+        update = algorithm._update
+
+        def recording_update(batch):
+            self.batches.append(batch)
+            return update(batch)
+
+        algorithm._update = recording_update
+
+    def train(self, iterations):
+        results = [self.algorithm.train() for _ in range(iterations)]
+        return [result["learners"]["default_policy"]["loss"] for result in results]
+
+
+@pytest.fixture(scope="module")
+def first_run(ray_session):
+    """Five iterations with seed 0, then an evaluation; the algorithm stays alive for the module."""
+    algorithm = config_for().build_algo()
+    recorder = Recorder(algorithm)
+    losses = recorder.train(5)
+    yield algorithm, recorder.batches[:5], losses
+    algorithm.stop()
+
+
+def test_same_seed_gives_the_same_run_and_another_seed_does_not(first_run):
+    _, batches, losses = first_run
+    for seed, same in ((0, True), (1, False)):
+        other = config_for(seed).build_algo()
+        try:
+            recorder = Recorder(other)
+            other_losses = recorder.train(5 if same else 1)
+        finally:
+            other.stop()
+        for mine, theirs in zip(batches, recorder.batches, strict=False):
+            assert np.array_equal(mine.response_ids, theirs.response_ids) == same
+            if same:
+                assert np.array_equal(mine.rewards, theirs.rewards)
+                assert np.array_equal(mine.rollout_logprobs, theirs.rollout_logprobs)
+        if same:
+            assert losses == other_losses
+
+
+def test_results_stand_under_rllibs_keys(first_run):
+    algorithm, _, _ = first_run
+    result = algorithm.train()
+    assert 0 <= result["env_runners"]["episode_return_mean"] <= 1
+    assert result["env_runners"]["num_env_steps_sampled_lifetime"] == 32 * result["training_iteration"]
+    assert result["staleness"] == {"mean": 0.0, "max": 0.0}
+    assert {"sample", "learner_update", "weight_sync"} <= set(result["timers"])
+    learner = result["learners"]["default_policy"]
+    assert learner["train_rollout_logprob_abs_diff"] < 1e-6
+    assert learner["ess"] == pytest.approx(1.0)
+    assert learner["learning_rate"] == pytest.approx(1e-3)
+
+
+def test_evaluation_plays_the_same_heldout_problems_each_time(first_run):
+    algorithm, _, _ = first_run
+    first, second = (algorithm.evaluate()["env_runners"] for _ in range(2))
+    assert first == second
+    assert first["num_episodes"] == 30
+    assert 0 < first["greedy_return_mean"] <= 1
+
+    def prompts(runner):
+        return runner.sample_evaluation(range(30), greedy=True).prompt_ids
+
+    actor = algorithm.env_runner_group.healthy_env_runner_ids()[0]
+    heldout = on_env_runners(algorithm.env_runner_group, prompts, actors=[actor])[actor]
+    again = on_env_runners(algorithm.env_runner_group, prompts, actors=[actor])[actor]
+    assert np.array_equal(heldout, again)
+
+
+def test_saved_model_loads_and_agrees(first_run, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    algorithm, _, _ = first_run
+    path = algorithm.save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+
+    def sample(runner, version):
+        return runner.sample_groups([10_000], weight_version=version)[0]
+
+    group = algorithm.env_runner_group
+    actor = group.healthy_env_runner_ids()[0]
+    kwargs = {actor: {"version": algorithm._weight_version}}
+    batch = on_env_runners(group, sample, actors=[actor], kwargs_by_actor=kwargs)[actor]
+    prompt = batch.prompt_ids[: batch.prompt_lengths[0]].tolist()
+    response = batch.response_ids[: batch.response_lengths[0]].tolist()
+    with torch.no_grad():
+        everything = model(torch.tensor([prompt + response])).logits[0].log_softmax(-1)
+    logprobs = everything[len(prompt) - 1 : -1].gather(1, torch.tensor(response)[:, None])[:, 0]
+    assert logprobs.numpy() == pytest.approx(batch.rollout_logprobs[: len(response)], abs=1e-5)
+    assert tokenizer.decode(prompt).endswith("=")
+
+
+def test_a_killed_actor_comes_back_with_current_weights_and_groups_stay_whole(ray_session):
+    """Bar 9: one of two actors is killed while it samples."""
+    algorithm = config_for(num_env_runners=2).build_algo()
+    try:
+        recorder = Recorder(algorithm)
+        recorder.train(1)
+        group = algorithm.env_runner_group
+        pids = on_env_runners(group, lambda runner: os.getpid())
+        assert len(pids) == 2
+
+        def die_while_sampling(runner):
+            play = runner._play
+
+            def dying_play(*args, **kwargs):
+                os.kill(os.getpid(), signal.SIGKILL)
+                return play(*args, **kwargs)
+
+            runner._play = dying_play
+
+        on_env_runners(group, die_while_sampling, actors=[1])
+        result = algorithm.train()
+        batch = recorder.batches[-1]
+        groups, counts = np.unique(batch.group_ids, return_counts=True)
+        assert groups.tolist() == list(range(8, 16))
+        assert (counts == 4).all()
+        assert result["env_runners"]["groups_sampled_again_lifetime"] == 4
+        # Everything was sampled from the current weights: trainer and sampler agree.
+        assert result["learners"]["default_policy"]["train_rollout_logprob_abs_diff"] < 1e-6
+
+        deadline = time.monotonic() + 120
+        while len(group.healthy_env_runner_ids()) < 2 and time.monotonic() < deadline:
+            algorithm.restore_env_runners(group)
+            time.sleep(1)
+        versions = on_env_runners(group, lambda runner: (runner.weight_version, os.getpid()))
+        assert {version for version, _ in versions.values()} == {algorithm._weight_version}
+        assert versions[1][1] != pids[1] and versions[2][1] == pids[2]
+        result = algorithm.train()
+        assert result["learners"]["default_policy"]["train_rollout_logprob_abs_diff"] < 1e-6
+    finally:
+        algorithm.stop()
+
+
+def test_tune_runs_trials_of_a_users_environment_and_writes_their_files(ray_session, tmp_path):
+    """A class of the driver's script reaches the actors; a nested env_config value arrives as a number."""
+    from ray import tune
+
+    class Share(PromptEnv):
+        def __init__(self, wanted, **kwargs):
+            super().__init__(**kwargs)
+            assert isinstance(wanted, float)
+            self.wanted = wanted
+
+        def prompt(self, rng):
+            return f"{rng.integers(10, 99)}="
+
+        def reward(self, response):
+            return self.wanted
+
+    config = config_for().environment(Share, env_config={"wanted": tune.grid_search([0.25, 0.5]), "split": "all"})
+    config.evaluation(evaluation_config={})
+    results = tune.Tuner(
+        GRPO,
+        param_space=config,
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path),
+            stop={"training_iteration": 1},
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    ).fit()
+    assert not results.errors
+    rewards = sorted(result.metrics["env_runners"]["episode_return_mean"] for result in results)
+    assert rewards == [0.25, 0.5]
+    for result in results:
+        assert {"result.json", "progress.csv"} <= {name for name in os.listdir(result.path)}
+        assert any(name.startswith("events.out.tfevents") for name in os.listdir(result.path))
+
+
+def test_a_request_that_can_never_be_met_is_an_error_at_once(ray_session):
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=r"need 4 GPU \(available 0\)"):
+        config_for().learners(num_learners=4, num_gpus_per_learner=1).build_algo()
+    with pytest.raises(ValueError, match=r"need 50[.0-9]* CPU \(available 8\)"):
+        config_for().env_runners(num_env_runners=100).build_algo()
+    assert time.monotonic() - started < 30
