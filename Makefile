@@ -62,8 +62,10 @@ types: $(STAMP)
 learning: $(STAMP) ## the slow tests: runs that must learn
 	$(BIN)/pytest -m learning $(PYTEST_ARGS)
 
-benchmarks: $(STAMP) $(TRL_STAMP) ## the tests that measure speed
-	$(BIN)/pytest -m benchmark $(PYTEST_ARGS)
+benchmarks: $(STAMP) $(TRL_STAMP) ## speed, side by side with the alternative
+	$(BIN)/python benchmarks/recording_cost.py --json docs/data/recording_cost.json
+	$(BIN)/python benchmarks/chunked_logprobs.py --json docs/data/chunked_logprobs.json
+	$(BIN)/python benchmarks/iteration_speed.py --compile --json docs/data/iteration_speed_compiled.json
 
 benchmark-trl: $(STAMP) $(TRL_STAMP) ## TRL's speed on the bundled model, alone
 	printf 'run 10\nquit\n' | $(TRL_VENV)/bin/python benchmarks/trl_grpo.py rlhf_algos/models/tiny_moe

@@ -1,6 +1,6 @@
 """Samples per second of a whole synchronous iteration, against TRL's GRPOTrainer, taken in turn in one run.
 
-    .venv/bin/python benchmarks/iteration_speed.py --trl-python .venv-trl/bin/python --json docs/data/iteration_speed.json
+    .venv/bin/python benchmarks/iteration_speed.py --compile --json docs/data/iteration_speed_compiled.json
 
 Both train the same model on the same machine: 8 prompts x 8 responses of exactly 32 tokens, float32, one optimizer step
 per iteration, no head and no routes recorded. TRL generates with `generate` (its vLLM mode does not run on a CPU as

@@ -9,8 +9,12 @@ Ends with the held-out accuracy before and after, a plot of reward and mismatch,
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
+
+# Ray's own processes report to their log files, not between the lines of the progress bar.
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 
 import ray
 from rich.console import Console
@@ -22,8 +26,11 @@ from rlhf_algos.report import RunFolder, plot_training, read_progress
 EVALUATE_EVERY = 10
 
 
-def make_config(seed: int) -> GRPOConfig:
-    """The demo's configuration: 64 prompts, 8 answers each, one optimizer step per iteration."""
+def make_config(seed: int, iterations: int) -> GRPOConfig:
+    """The demo's configuration: 64 prompts, 8 answers each, one optimizer step per iteration.
+
+    The learning rate falls to 0 over the run; its schedule counts sampled answers.
+    """
     return (
         GRPOConfig()
         .environment("rlhf_algos/Addition-v0", env_config={"digits": 2})
@@ -32,7 +39,7 @@ def make_config(seed: int) -> GRPOConfig:
         .vllm(dtype="float32", max_model_len=64)
         .env_runners(num_env_runners=1)
         .learners(num_learners=1)
-        .training(lr=3e-4, prompts_per_iteration=64, group_size=8)
+        .training(lr=[[0, 3e-4], [64 * 8 * iterations, 0.0]], prompts_per_iteration=64, group_size=8)
         .evaluation(
             evaluation_duration=500,
             evaluation_config={"env_config": {"digits": 2, "split": "heldout"}},
@@ -53,8 +60,9 @@ def main() -> None:
     folder = RunFolder(arguments.runs, "demo")
     console.print("Starting Ray, one vLLM rollout actor and one DeepSpeed learner (about half a minute) ...")
     started = time.monotonic()
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-    algorithm = make_config(arguments.seed).build_algo()
+    # The loopback address: nothing listens beyond this machine.
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    algorithm = make_config(arguments.seed, arguments.iterations).build_algo()
     try:
         console.print(f"Ready after {time.monotonic() - started:.0f} s.")
         before = algorithm.evaluate()["env_runners"]

@@ -170,7 +170,7 @@ class RolloutBatch:
         }
         if self.support_lengths is not None:
             rows["S"] = _token_rows(self.support_lengths, rows["T"])
-        arrays = {
+        arrays: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[rows[dimension]]
             for name, (_, dimension) in _LAYOUT.items()
         }
@@ -191,7 +191,7 @@ class RolloutBatch:
                 "RolloutBatch.concatenate: the batches were sampled with different settings: "
                 f"{[dict(batch.settings) for batch in batches]}."
             )
-        arrays: dict[str, np.ndarray | None] = {}
+        arrays: dict[str, Any] = {}
         for name in _LAYOUT:
             parts = [getattr(batch, name) for batch in batches]
             missing = sum(part is None for part in parts)

@@ -91,7 +91,7 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
             "fixed length belongs to 'seq-mean-token-sum-norm', and only to it."
         )
     _require(
-        not needs_length or config.loss_fixed_length > 0,
+        not needs_length or (config.loss_fixed_length or 0) > 0,
         "training(loss_fixed_length",
         config.loss_fixed_length,
         "positive)",

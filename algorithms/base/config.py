@@ -268,7 +268,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         """
         from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 
-        if self.env_runner_cls is None:
+        if getattr(self, "env_runner_cls", None) is None:
             self.env_runner_cls = VLLMEnvRunner
         # RLlib would advise to switch its new interfaces off, which nothing here works without.
         log_once(f"{getattr(self.algo_class, '__name__', self.algo_class)}_on_new_api_stack")

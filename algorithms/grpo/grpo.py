@@ -7,6 +7,7 @@ from typing import Any, Self
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
+from rlhf_algos.objectives.kl_penalty import KlKind
 
 
 class GRPOConfig(LanguageModelAlgorithmConfig):
@@ -28,7 +29,7 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
         self.clip_high = 0.2
         self.dual_clip: float | None = None
         self.kl_coefficient = 0.0
-        self.kl_kind = "k3"
+        self.kl_kind: KlKind = "k3"
         self.entropy_coefficient = 0.0
 
     def training(
@@ -38,7 +39,7 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
         clip_high: float = NotProvided,
         dual_clip: float | None = NotProvided,
         kl_coefficient: float = NotProvided,
-        kl_kind: str = NotProvided,
+        kl_kind: KlKind = NotProvided,
         entropy_coefficient: float = NotProvided,
         **kwargs: Any,
     ) -> Self:

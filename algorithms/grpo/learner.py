@@ -36,7 +36,8 @@ class GRPOLearner(DeepSpeedLearner):
         self, *, module_id: str, config: GRPOConfig, batch: MicroBatch, fwd_out: ChunkedLogprobs
     ) -> torch.Tensor:
         """MATH 3.1 and 3.2 per token, reduced as MATH 4, plus the penalty and minus the bonus."""
-        logprobs, mask = fwd_out.logprobs, batch.loss_mask
+        logprobs, entropy, mask = fwd_out.logprobs, fwd_out.entropy, batch.loss_mask
+        assert entropy is not None, "the module computes the entropy with every forward pass"
         old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         loss, clipped = ppo_clip_loss(
             logprobs,
@@ -47,9 +48,9 @@ class GRPOLearner(DeepSpeedLearner):
             dual_clip=config.dual_clip,
         )
         self.statistics.add_mean("pg_clipfrac", clipped.float(), mask)
-        self.statistics.add_mean("entropy", fwd_out.entropy, mask)
+        self.statistics.add_mean("entropy", entropy, mask)
         if config.entropy_coefficient > 0:
-            loss = loss - config.entropy_coefficient * fwd_out.entropy
+            loss = loss - config.entropy_coefficient * entropy
         if self.reference is not None:
             kl = kl_estimate(logprobs, self._reference_logprobs(batch), kind=config.kl_kind)
             self.statistics.add_mean("reference_kl", kl, mask)

@@ -51,6 +51,7 @@ class LanguageModelModule(TorchRLModule):
         `log p^S = log p - logsumexp over S`, so that trainer and sampler speak of the same distribution.
         """
         output = self.run(batch.sequences, temperature=self.temperature, head_ids=batch.support_ids, with_entropy=False)
+        assert batch.support_mask is not None
         on_support = output.head_logprobs.masked_fill(~batch.support_mask, -torch.inf)
         normalizer = on_support.logsumexp(dim=-1)
         head = on_support - normalizer[:, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rlhf_algos.learner.packed_attention import PACKED_ATTENTION, attention_for, packing_index
 from rlhf_algos.learner.packing import PackedSequences
@@ -126,7 +126,21 @@ def load_policy(
         use_safetensors=True,
         trust_remote_code=trust_remote_code,
     )
-    if gradient_checkpointing:
-        causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # Evaluation mode switches dropout off; the sampler has none, and log-probabilities must agree with it.
-    return PackedCausalLM(causal_lm.eval())
+    causal_lm.eval()
+    if gradient_checkpointing:
+        _require_no_noise(config)
+        causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers recomputes in training mode only.
+        causal_lm.train()
+    return PackedCausalLM(causal_lm)
+
+
+def _require_no_noise(config: PretrainedConfig) -> None:
+    """Raises ValueError if training mode would add noise that the sampler does not have."""
+    for name in ("attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout", "router_jitter_noise"):
+        if getattr(config, name, 0.0):
+            raise ValueError(
+                "language_model(gradient_checkpointing=True) runs the model in training mode, where its "
+                f"{name}={getattr(config, name)} would change log-probabilities. Set it to 0 in config.json."
+            )

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -217,7 +217,7 @@ class VLLMEngine:
             incomplete = []
             try:
                 with self._cheap_progress():
-                    model.load_weights(iter(weights))
+                    cast(Any, model).load_weights(iter(weights))
                 incomplete = self._incomplete_layers(model)
             finally:
                 # Also after an error: it leaves a structure into which a whole set of weights can be loaded.
@@ -265,7 +265,7 @@ class VLLMEngine:
             return
         for layer in model.modules():
             method = getattr(layer, "quant_method", None)
-            if getattr(method, "moe_kernel", None) is not None:
+            if method is not None and getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
 
     @staticmethod

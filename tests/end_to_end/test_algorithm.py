@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,8 +204,9 @@ def test_tune_runs_trials_of_a_users_environment_and_writes_their_files(ray_sess
     rewards = sorted(result.metrics["env_runners"]["episode_return_mean"] for result in results)
     assert rewards == [0.25, 0.5]
     for result in results:
-        assert {"result.json", "progress.csv"} <= {name for name in os.listdir(result.path)}
-        assert any(name.startswith("events.out.tfevents") for name in os.listdir(result.path))
+        names = {file.name for file in Path(result.path).iterdir()}
+        assert {"result.json", "progress.csv"} <= names
+        assert any(name.startswith("events.out.tfevents") for name in names)
 
 
 def test_a_request_that_can_never_be_met_is_an_error_at_once(ray_session):

@@ -54,7 +54,11 @@ def make_config(model, **overrides) -> GRPOConfig:
     config = (
         GRPOConfig()
         .environment("rlhf_algos/Addition-v0")
-        .language_model(str(model), dtype=overrides.pop("dtype", "float32"))
+        .language_model(
+            str(model),
+            dtype=overrides.pop("dtype", "float32"),
+            gradient_checkpointing=overrides.pop("gradient_checkpointing", False),
+        )
         .learners(num_learners=overrides.pop("num_learners", 1), num_cpus_per_learner=0.25)
         .deepspeed(
             zero_stage=overrides.pop("zero_stage", 1),

@@ -1,0 +1,113 @@
+"""The batch: contradictions are errors, selection keeps tokens with their sample, files come back exactly."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_algos.batch import RolloutBatch
+from tests.learner.conftest import make_batch
+
+
+def full_batch(lengths, seed=0) -> RolloutBatch:
+    """With every optional field."""
+    batch = make_batch(lengths, seed=seed)
+    tokens, rng = batch.num_response_tokens, np.random.default_rng(seed)
+    support_lengths = rng.integers(1, 4, tokens)
+    return dataclasses.replace(
+        batch,
+        head_ids=rng.integers(0, 99, (tokens, 3)).astype(np.int32),
+        head_logprobs=rng.normal(size=(tokens, 3)).astype(np.float32),
+        support_lengths=support_lengths,
+        support_ids=rng.integers(0, 99, int(support_lengths.sum())).astype(np.int32),
+        routes=rng.integers(0, 8, (len(batch.prompt_ids) + tokens - batch.num_samples, 2, 2)).astype(np.uint8),
+        settings={"temperature": 1.0, "environment": "客"},
+    )
+
+
+def equal(first: RolloutBatch, second: RolloutBatch) -> bool:
+    for field in dataclasses.fields(RolloutBatch):
+        a, b = getattr(first, field.name), getattr(second, field.name)
+        if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+            if a is None or b is None or a.dtype != b.dtype or not np.array_equal(a, b):
+                return False
+        elif a != b:
+            return False
+    return True
+
+
+@given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6), data=st.data())
+def test_selecting_and_concatenating_are_inverse(lengths, data):
+    batch = full_batch(lengths)
+    order = data.draw(st.permutations(range(len(lengths))))
+    parts = [batch.select([i]) for i in order]
+    shuffled = RolloutBatch.concatenate(parts)
+    assert equal(shuffled, batch.select(order))
+    back = np.argsort(order)
+    assert equal(shuffled.select(back), batch)
+
+
+def test_tokens_stay_with_their_sample():
+    batch = full_batch([2, 0, 3])
+    picked = batch.select([2, 0])
+    assert picked.response_ids.tolist() == [*batch.response_ids[2:5], *batch.response_ids[:2]]
+    assert picked.prompt_ids.tolist() == [*batch.prompt_ids[11:18], *batch.prompt_ids[:5]]
+    # Routes: 5 + 2 - 1 = 6 rows, then 6 + 0 - 1 = 5, then 7 + 3 - 1 = 9.
+    assert np.array_equal(picked.routes, np.concatenate([batch.routes[11:20], batch.routes[:6]]))
+
+
+def test_files_come_back_exactly(tmp_path):
+    batch = full_batch([2, 0, 3])
+    path = batch.save(tmp_path / "batch.safetensors")
+    assert equal(RolloutBatch.load(path), batch)
+    plain = make_batch([1, 2])
+    assert equal(RolloutBatch.load(plain.save(tmp_path / "plain.safetensors")), plain)
+
+
+def test_bad_files_are_refused(tmp_path):
+    from safetensors.numpy import save_file
+
+    path = full_batch([2, 3]).save(tmp_path / "batch.safetensors")
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        RolloutBatch.load(cut)
+    other = tmp_path / "other.safetensors"
+    save_file({"a": np.zeros(2)}, other)
+    with pytest.raises(ValueError, match="not a RolloutBatch"):
+        RolloutBatch.load(other)
+    later = tmp_path / "later.safetensors"
+    header = {"format": "rlhf_algos.RolloutBatch", "format_version": "99", "settings": "{}"}
+    save_file({"a": np.zeros(2)}, later, metadata=header)
+    with pytest.raises(ValueError, match="format version 99"):
+        RolloutBatch.load(later)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"rewards": np.zeros(3, np.float32)}, r"rewards has 3 rows, but the batch has B = 2"),
+        ({"rewards": np.zeros(2)}, r"rewards must have dtype float32, got float64"),
+        ({"loss_mask": np.ones(4, bool)}, r"loss_mask has 4 rows, but the batch has T = 5"),
+        ({"head_ids": np.zeros((5, 2), np.int32)}, r"head_ids and head_logprobs are recorded together"),
+        ({"routes": np.zeros((14, 1, 2), np.int64)}, r"routes must be uint8 or uint16, got int64"),
+        ({"routes": np.zeros((16, 1, 2), np.uint8)}, r"routes has 16 rows, but the batch has R = 14"),
+        ({"sample_ids": np.zeros(2, np.int64)}, r"sample_ids must be unique"),
+    ],
+)
+def test_contradictions_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(make_batch([2, 3]), **change)
+
+
+def test_batches_that_do_not_belong_together_are_refused():
+    batch = make_batch([2, 3])
+    other = dataclasses.replace(batch, sample_ids=batch.sample_ids + 50)
+    with pytest.raises(ValueError, match="different settings"):
+        RolloutBatch.concatenate([batch, dataclasses.replace(other, settings={"temperature": 0.5})])
+    with pytest.raises(ValueError, match="advantages is recorded in 1 of 2 batches"):
+        RolloutBatch.concatenate([batch, dataclasses.replace(other, advantages=None)])
+    with pytest.raises(ValueError, match="at least one batch"):
+        RolloutBatch.concatenate([])

@@ -1,0 +1,51 @@
+"""Options of the learner that change what it does."""
+
+import torch
+
+from rlhf_algos.algorithms.base.remote import on_learners
+from tests.learner.conftest import make_batch
+
+
+def run(group, batch, *, env_steps=(0,)):
+    return [
+        on_learners(group, lambda learner, n=n: learner.update_from_rollouts(batch, env_steps_sampled=n))[0]
+        for n in env_steps
+    ]
+
+
+def weights(group):
+    return on_learners(group, lambda learner: {name: t.clone().float() for name, t in learner.named_weights()})[0]
+
+
+def test_bfloat16_trainer_with_offloaded_optimizer_learns(learners):
+    """bf16 parameters, float32 master weights on the CPU, DeepSpeed's own Adam."""
+    batch = make_batch([6, 5, 7, 4])
+    group = learners(dtype="bfloat16", offload_optimizer=True, num_learners=2, zero_stage=3, lr=1e-2)
+    before = weights(group)
+    first, second = run(group, batch, env_steps=(0, 1))
+    dtypes = on_learners(group, lambda learner: {str(p.dtype) for _, p in learner.named_weights()})[0]
+    assert dtypes == {"torch.bfloat16"}
+    after = weights(group)
+    assert sum(not torch.equal(before[name], after[name]) for name in before) > 10
+    assert second["loss"] < first["loss"]
+
+
+def test_learning_rate_follows_its_schedule(learners):
+    batch = make_batch([6, 5, 7, 4])
+    group = learners(lr=[[0, 1e-3], [100, 0.0]])
+    rates = [metrics["learning_rate"] for metrics in run(group, batch, env_steps=(0, 50, 100, 200))]
+    # The schedule is applied after each update: what is reported is the rate the step was taken with.
+    assert rates == [1e-3, 1e-3, 5e-4, 0.0]
+
+
+def test_gradient_checkpointing_gives_the_same_gradient(learners):
+    batch = make_batch([6, 5, 7, 4])
+    gradients = []
+    for checkpointing in (False, True):
+        group = learners(gradient_checkpointing=checkpointing)
+        run(group, batch)
+        gradients.append(on_learners(group, lambda learner: learner.gradients)[0][0])
+        recomputes = on_learners(group, lambda learner: learner._causal_lm().is_gradient_checkpointing)[0]
+        assert recomputes is checkpointing
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], atol=1e-7), name
