@@ -21,6 +21,7 @@ def config_for(model, **overrides) -> GRPOConfig:
         .language_model(str(model), dtype="float32")
         .sampling(max_response_tokens=12, record_routes=True)
         .vllm(dtype=overrides.pop("vllm_dtype", "float32"), max_model_len=32, max_num_seqs=32)
+        .env_runners(num_cpus_per_env_runner=0.25)
         .learners(num_learners=overrides.pop("num_learners", 1), num_cpus_per_learner=0.25)
         .deepspeed(zero_stage=overrides.pop("zero_stage", 1), token_budget=200)
         .training(prompts_per_iteration=4, group_size=4, lr=overrides.pop("lr", 1e-3), num_epochs=1)
@@ -77,6 +78,9 @@ def actors_for(ray_session, peaked_models):
     def get(name, dtype="float32", **overrides):
         key = (name, dtype, *overrides.items())
         if key not in started:
+            # An engine takes more than a gigabyte: at most three at a time.
+            while len(started) > 2:
+                started.pop(next(iter(started))).stop()
             config = config_for(peaked_models[name], vllm_dtype=dtype, **overrides)
             started[key] = EnvRunnerGroup(config=config, local_env_runner=False)
         return started[key]
