@@ -241,9 +241,9 @@ class DeepSpeedLearner(TorchLearner):
 
     def _finish_metrics(self, losses: list[float], grad_norms: list[float]) -> dict[str, float]:
         metrics, raw = self.statistics.reduce()
-        metrics |= finalize_mismatch(
-            {name.removeprefix("mismatch/"): raw[name] for name in raw if name.startswith("mismatch/")}
-        )
+        mismatch = {name.removeprefix("mismatch/"): raw[name] for name in raw if name.startswith("mismatch/")}
+        if mismatch:
+            metrics |= finalize_mismatch(mismatch)
         metrics["loss"] = float(np.mean(losses))
         metrics["steps_without_trained_token"] = float(raw.get("steps_without_trained_token", 0.0))
         metrics["num_optimizer_steps"] = float(len(grad_norms))

@@ -12,10 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_algos.algorithms.base.remote import on_learners
 from rlhf_algos.objectives import group_advantages
-from tests.learner.conftest import (
-    learners,  # noqa: F401 (a fixture)
-    make_batch,
-)
+from tests.learner.conftest import make_batch
 from tests.learner.reference import largest_relative_error
 
 ROOT = Path(__file__).parents[2]
