@@ -121,6 +121,11 @@ def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
             f"env_runners(num_env_runners={config.num_env_runners}): at least one rollout actor is needed; a vLLM "
             "engine in the driver's own process would share its threads and memory with everything else there."
         )
+    if config.num_cpus_for_main_process <= 0:
+        raise ValueError(
+            f"resources(num_cpus_for_main_process={config.num_cpus_for_main_process}) must be positive: Tune drops an "
+            "empty first bundle of the placement group, and RLlib would place every actor in its neighbour's bundle."
+        )
     if config.is_multi_agent:
         raise ValueError("multi_agent(...): an algorithm of this library trains one language model.")
     if config.evaluation_parallel_to_training and config.evaluation_num_env_runners < 1:

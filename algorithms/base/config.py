@@ -68,9 +68,10 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         self.num_learners = 1
         # Sampler and learner take turns, so together they need the cores once. A whole number of CPUs is also the
         # actor's number of threads.
-        self.num_cpus_for_main_process = 0
+        # The driver's share must not be 0: Tune drops an empty bundle, and RLlib then places actors in wrong ones.
+        self.num_cpus_for_main_process = 0.1
         self.num_cpus_per_env_runner = 1
-        self.num_cpus_per_learner = 0.5
+        self.num_cpus_per_learner = 0.4
         self.evaluation_num_env_runners = 0
         self.evaluation_duration = 200
         self._dont_auto_sync_env_runner_states = True

@@ -66,6 +66,7 @@ def on_env_runners(
 
     def call(runner: Any, actor: int, arguments: Mapping[str, Any]) -> tuple[int, Any, Exception | None]:
         try:
+            runner.require_constructed()
             return actor, function(runner, **arguments), None
         except Exception as error:
             return actor, None, error

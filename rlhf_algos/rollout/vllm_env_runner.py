@@ -20,7 +20,7 @@ from ray.rllib.utils.metrics import (
 from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import EnvCreator, env_creator_for
+from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
@@ -42,6 +42,15 @@ class VLLMEnvRunner(EnvRunner):
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
+        # RLlib takes an error in here for a failure of the machine, restarts the actor and hides the error. Kept, it
+        # reaches the driver with the first call.
+        self._broken: Exception | None = None
+        try:
+            self._construct(config)
+        except Exception as error:
+            self._broken = error
+
+    def _construct(self, config: Any) -> None:
         torch.set_num_threads(max(1, int(config.num_cpus_per_env_runner)))
         self._sampling: SamplingSettings = config.sampling_settings()
         self._weight_version: int | None = None
@@ -78,13 +87,17 @@ class VLLMEnvRunner(EnvRunner):
         self.env = self._take_environments("training", 1)[0]
 
     def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
-        """Observation and action space of the environment."""
-        spaces = (self.env.observation_space, self.env.action_space)
+        """Observation and action space of every prompt environment."""
+        spaces = (PromptSpace(), UnicodeText())
         return {INPUT_ENV_SPACES: spaces, DEFAULT_MODULE_ID: spaces}
 
     def assert_healthy(self) -> None:
-        """Checks that the engine exists."""
-        assert self._engine is not None, "the vLLM engine was not built"
+        """Nothing to check: `require_constructed` raises what went wrong, where RLlib does not swallow it."""
+
+    def require_constructed(self) -> None:
+        """Raises the error that kept this actor from being built, if there was one."""
+        if self._broken is not None:
+            raise self._broken
 
     def sample(
         self,

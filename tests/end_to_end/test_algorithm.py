@@ -187,8 +187,13 @@ def test_tune_runs_trials_of_a_users_environment_and_writes_their_files(ray_sess
         def reward(self, response):
             return self.wanted
 
-    config = config_for().environment(Share, env_config={"wanted": tune.grid_search([0.25, 0.5]), "split": "all"})
-    config.evaluation(evaluation_config={})
+    config = (
+        GRPOConfig()
+        .environment(Share, env_config={"wanted": tune.grid_search([0.25, 0.5]), "split": "all"})
+        .sampling(max_response_tokens=4)
+        .vllm(max_model_len=32)
+        .training(prompts_per_iteration=4, group_size=2)
+    )
     results = tune.Tuner(
         GRPO,
         param_space=config,
@@ -216,3 +221,9 @@ def test_a_request_that_can_never_be_met_is_an_error_at_once(ray_session):
     with pytest.raises(ValueError, match=r"need 50[.0-9]* CPU \(available 8\)"):
         config_for().env_runners(num_env_runners=100).build_algo()
     assert time.monotonic() - started < 30
+
+
+def test_an_environment_that_can_not_be_made_reaches_the_driver(ray_session):
+    """The actor's own error, not RLlib's "list index out of range"."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'digitz'"):
+        config_for().environment(env_config={"digitz": 3}).build_algo()
