@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync"},
     "algorithms": ENGINE | {"models", "report"},
 }
-PUBLIC = {"algorithms", "batch", "corrections", "envs", "models", "objectives", "report", "routing_replay"}
+# `rollout` for benchmarks that measure the engine by itself.
+PUBLIC = {"algorithms", "batch", "corrections", "envs", "models", "objectives", "report", "rollout", "routing_replay"}
 # `ray.rllib.algorithms` also holds AlgorithmConfig, the type of an argument of RLlib's runners and learners.
 ARGUMENT_TYPES = "ray.rllib.algorithms.algorithm_config"
 ONLY_IN = {"vllm": "rollout", "deepspeed": "learner", "ray.rllib.algorithms": "algorithms"}
