@@ -6,11 +6,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
+from rlhf_algos.objectives.reduction import REDUCTION_MODES
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 
-REDUCTIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 DTYPES = ("float32", "bfloat16")
 
 # Engine arguments that this library sets; another value would break what it records.
@@ -79,10 +79,10 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
         "None or a whole number of at least 1)",
     )
     _require(
-        config.loss_reduction in REDUCTIONS,
+        config.loss_reduction in REDUCTION_MODES,
         "training(loss_reduction",
         config.loss_reduction,
-        f"one of {REDUCTIONS})",
+        f"one of {REDUCTION_MODES})",
     )
     needs_length = config.loss_reduction == "seq-mean-token-sum-norm"
     if needs_length != (config.loss_fixed_length is not None):
