@@ -2,10 +2,9 @@
 
     python benchmarks/chunked_logprobs.py --json result.json
 
-Every measurement is a fresh process: it makes the inputs, runs each code path once on a few tokens, resets
-the kernel's mark of peak resident memory (Linux), and runs forward and backward once. Variants alternate
-within a round, and a figure is the median over rounds. Memory is what comes on top of hidden states, weight
-and ids; the gradients of hidden states and weight are included.
+Every measurement is a fresh process (`measuring.py`): it makes the inputs, runs each code path once on a few tokens,
+and runs forward and backward once. Variants alternate, and a figure is the median over rounds. Memory is what comes on
+top of hidden states, weight and ids; the gradients of hidden states and weight are included.
 
 Other busy processes disturb the wall-clock time of two threads greatly, that of the CPU less: on a loaded
 machine run with `--threads 1 --clock cpu`, which compares the CPU seconds of one thread.
@@ -19,13 +18,11 @@ import argparse
 import json
 import os
 import platform
-import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import measuring
 import torch
 from torch import Tensor
 
@@ -82,24 +79,11 @@ def run(variant: str, inputs: dict[str, Tensor], chunk_size: int | None) -> list
     return [value.detach() for value in results]
 
 
-def memory(field: str) -> float:
-    """A field of this process's status in MiB, such as VmRSS (now) or VmHWM (peak)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {field} in /proc/self/status; this benchmark needs Linux")
-
-
-def measure(options: argparse.Namespace) -> dict[str, float]:
+def measure(options: argparse.Namespace) -> measuring.Sample:
     inputs = make_inputs(options, options.tokens, getattr(torch, options.dtype))
     small = argparse.Namespace(**{**vars(options), "vocabulary": 512, "head": min(options.head, 8)})
     run(options.variant, make_inputs(small, 16, getattr(torch, options.dtype)), options.chunk_size)
-    Path("/proc/self/clear_refs").write_text("5")
-    clock = time.process_time if options.clock == "cpu" else time.perf_counter
-    before, start = memory("VmRSS"), clock()
-    run(options.variant, inputs, options.chunk_size)
-    seconds = clock() - start
-    return {"seconds": seconds, "mebibytes": memory("VmHWM") - before}
+    return measuring.measure(lambda: run(options.variant, inputs, options.chunk_size), options.clock)
 
 
 def largest_differences(options: argparse.Namespace) -> dict[str, float]:
@@ -115,39 +99,22 @@ def largest_differences(options: argparse.Namespace) -> dict[str, float]:
 
 
 def in_fresh_process(options: argparse.Namespace, *arguments: str) -> dict[str, float]:
-    names = ("tokens", "vocabulary", "width", "head", "threads", "clock")
-    sizes = [f"--{name}={getattr(options, name)}" for name in names]
-    if options.chunk_size is not None:
-        sizes.append(f"--chunk-size={options.chunk_size}")
-    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    command = [sys.executable, __file__, *sizes, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
+    names = ("tokens", "vocabulary", "width", "head", "threads", "clock", "chunk-size")
+    return measuring.in_fresh_process(__file__, [*measuring.sizes(options, names), *arguments], options.threads)
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    samples: dict[str, dict[str, list[dict[str, float]]]] = {d: {v: [] for v in VARIANTS} for d in DTYPES}
-    for round_number in range(options.rounds):
-        for dtype in DTYPES:
-            # Every other round backwards, so that a drift of the machine's load favours nobody.
-            for variant in VARIANTS if round_number % 2 == 0 else VARIANTS[::-1]:
-                sample = in_fresh_process(options, "--measure", f"--variant={variant}", f"--dtype={dtype}")
-                samples[dtype][variant].append(sample)
-                print(
-                    f"round {round_number} {dtype:9} {variant:16} "
-                    f"{sample['seconds']:6.2f} s {sample['mebibytes']:6.0f} MiB",
-                    file=sys.stderr,
-                    flush=True,
-                )
-    medians = {
-        dtype: {
-            variant: {key: statistics.median(s[key] for s in runs) for key in ("seconds", "mebibytes")}
-            for variant, runs in by_variant.items()
-        }
-        for dtype, by_variant in samples.items()
-    }
+    samples, medians = {}, {}
+    for dtype in DTYPES:
+        print(dtype, file=sys.stderr)
+        samples[dtype] = measuring.alternate(
+            VARIANTS,
+            options.rounds,
+            lambda variant, dtype=dtype: in_fresh_process(
+                options, "--measure", f"--variant={variant}", f"--dtype={dtype}"
+            ),
+        )
+        medians[dtype] = measuring.medians(samples[dtype])
     return {
         "machine": f"{platform.machine()}, torch {torch.__version__}",
         "native_bfloat16": cpu_multiplies_bfloat16(),
@@ -190,7 +157,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("tokens", 2048), ("vocabulary", 151_936), ("width", 512), ("head", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="which seconds to compare")
+    parser.add_argument("--clock", choices=tuple(measuring.CLOCKS), default="wall", help="which seconds to compare")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunk-size", type=int, help="vocabulary entries per slice; the library's choice if absent")

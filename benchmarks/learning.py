@@ -1,6 +1,7 @@
-"""Does GRPO learn? Seeds, 60 iterations each, on the held-out problems of two-digit addition.
+"""Does it learn? Seeds, 60 iterations each, on the held-out problems of two-digit addition.
 
     python benchmarks/learning.py --json docs/data/learning.json --plot docs/images/learning.png
+    python benchmarks/learning.py --algorithm reinforce_sc --json docs/data/learning_reinforce_sc.json
 
 Prints for each seed the held-out accuracy of sampled and of greedy answers before and after, and the time.
 Exit status 1 if a seed's sampled accuracy rises by less than 0.15, its greedy accuracy falls, or it takes more than
@@ -21,37 +22,17 @@ import ray
 from matplotlib.figure import Figure
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.recipes import addition
+from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 
-HELD_OUT_PROBLEMS = 827
+CONFIGS = {"grpo": GRPOConfig, "reinforce_sc": ReinforceSCConfig}
 LEAST_RISE = 0.15
 MOST_SECONDS = 300
 
 
-def make_config(seed: int, iterations: int) -> GRPOConfig:
-    """The demo's setting; the learning rate falls to 0 over the run."""
-    responses = 64 * 8
-    return (
-        GRPOConfig()
-        .environment("rlhf_algos/Addition-v0", env_config={"digits": 2})
-        .language_model("rlhf_algos/tiny-moe", dtype="float32")
-        .sampling(temperature=1.0, max_response_tokens=8)
-        .vllm(dtype="float32", max_model_len=64)
-        .training(
-            lr=[[0, 3e-4], [responses * iterations, 0.0]],
-            prompts_per_iteration=64,
-            group_size=8,
-        )
-        .evaluation(
-            evaluation_duration=HELD_OUT_PROBLEMS,
-            evaluation_config={"env_config": {"digits": 2, "split": "heldout"}},
-        )
-        .debugging(seed=seed)
-    )
-
-
-def run_seed(seed: int, iterations: int, evaluate_every: int) -> dict[str, Any]:
+def run_seed(algorithm_name: str, seed: int, iterations: int, evaluate_every: int) -> dict[str, Any]:
     """Trains one seed; returns its curve."""
-    algorithm = make_config(seed, iterations).build_algo()
+    algorithm = addition(CONFIGS[algorithm_name](), iterations=iterations, seed=seed).build_algo()
     started = time.monotonic()
     curve: list[dict[str, float]] = []
 
@@ -109,6 +90,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 def main() -> int:
     """Runs all seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", choices=CONFIGS, default="grpo")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--evaluate-every", type=int, default=10)
@@ -117,7 +99,10 @@ def main() -> int:
     arguments = parser.parse_args()
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
     try:
-        runs = [run_seed(seed, arguments.iterations, arguments.evaluate_every) for seed in arguments.seeds]
+        runs = [
+            run_seed(arguments.algorithm, seed, arguments.iterations, arguments.evaluate_every)
+            for seed in arguments.seeds
+        ]
     finally:
         ray.shutdown()
     verdicts = [verdict(run) for run in runs]
@@ -129,7 +114,11 @@ def main() -> int:
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         machine = {"processor": platform.processor() or platform.machine(), "python": platform.python_version()}
-        arguments.json.write_text(json.dumps({"machine": machine, "verdicts": verdicts, "runs": runs}, indent=1))
+        arguments.json.write_text(
+            json.dumps(
+                {"machine": machine, "algorithm": arguments.algorithm, "verdicts": verdicts, "runs": runs}, indent=1
+            )
+        )
     if arguments.plot:
         draw(runs, arguments.plot)
     return 0 if all(row["passed"] for row in verdicts) else 1

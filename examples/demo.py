@@ -21,31 +21,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.report import RunFolder, plot_training, read_progress
 
 EVALUATE_EVERY = 10
-
-
-def make_config(seed: int, iterations: int) -> GRPOConfig:
-    """The demo's configuration: 64 prompts, 8 answers each, one optimizer step per iteration.
-
-    The learning rate falls to 0 over the run; its schedule counts sampled answers.
-    """
-    return (
-        GRPOConfig()
-        .environment("rlhf_algos/Addition-v0", env_config={"digits": 2})
-        .language_model("rlhf_algos/tiny-moe", dtype="float32")
-        .sampling(temperature=1.0, max_response_tokens=8)
-        .vllm(dtype="float32", max_model_len=64)
-        .env_runners(num_env_runners=1)
-        .learners(num_learners=1)
-        .training(lr=[[0, 3e-4], [64 * 8 * iterations, 0.0]], prompts_per_iteration=64, group_size=8)
-        .evaluation(
-            evaluation_duration=500,
-            evaluation_config={"env_config": {"digits": 2, "split": "heldout"}},
-        )
-        .debugging(seed=seed)
-    )
 
 
 def main() -> None:
@@ -62,7 +41,9 @@ def main() -> None:
     started = time.monotonic()
     # The loopback address: nothing listens beyond this machine.
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
-    algorithm = make_config(arguments.seed, arguments.iterations).build_algo()
+    algorithm = addition(
+        GRPOConfig(), iterations=arguments.iterations, seed=arguments.seed, evaluation_problems=500
+    ).build_algo()
     try:
         console.print(f"Ready after {time.monotonic() - started:.0f} s.")
         before = algorithm.evaluate()["env_runners"]

@@ -26,7 +26,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 FORMAT = "rlhf_algos.RolloutBatch"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 #: Why a response ended: at an end-of-sequence token or stop string (terminated), or at a length limit (truncated).
 FINISH_STOP, FINISH_LENGTH = 0, 1
@@ -48,6 +48,7 @@ _LAYOUT: dict[str, tuple[Any, str]] = {
     "head_logprobs": (np.float32, "T"),
     "support_lengths": (np.int64, "T"),
     "support_ids": (np.int32, "S"),
+    "support_logprobs": (np.float32, "S"),
     "routes": (None, "R"),
     "advantages": (np.float32, "B"),
 }
@@ -69,8 +70,9 @@ class RolloutBatch:
         rollout_logprobs: `[T]` float32, log q of the distribution that was sampled from (MATH 1).
         weight_versions: `[T]` int64, the version of the weights that sampled each token (MATH 8).
         head_ids, head_logprobs: `[T, k]`, the k most probable tokens under q and their log q; None if not recorded.
-        support_lengths: `[T]` int64 and support_ids: `[S]` int32, the tokens that top-p or top-k left to choose from
-            at each position; None if the full distribution was sampled from.
+        support_lengths: `[T]` int64, support_ids: `[S]` int32 and support_logprobs: `[S]` float32, the tokens that
+            top-p or top-k left to choose from at each position and their renormalized log q; None if the full
+            distribution was sampled from.
         routes: `[R, L, E]` uint8 or uint16 with R = P + T - B, the experts chosen at every position of every
             sample but its last, which is never routed (MATH 6.4); None if not recorded.
         advantages: `[B]` float32; None until the algorithm has computed them.
@@ -95,6 +97,7 @@ class RolloutBatch:
     head_logprobs: np.ndarray | None = None
     support_lengths: np.ndarray | None = None
     support_ids: np.ndarray | None = None
+    support_logprobs: np.ndarray | None = None
     routes: np.ndarray | None = None
     advantages: np.ndarray | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -124,8 +127,11 @@ class RolloutBatch:
             raise ValueError("RolloutBatch.prompt_lengths: every prompt needs at least one token.")
         if (self.head_ids is None) != (self.head_logprobs is None):
             raise ValueError("RolloutBatch: head_ids and head_logprobs are recorded together or not at all.")
-        if (self.support_ids is None) != (self.support_lengths is None):
-            raise ValueError("RolloutBatch: support_ids and support_lengths are recorded together or not at all.")
+        support = (self.support_lengths, self.support_ids, self.support_logprobs)
+        if sum(array is None for array in support) not in (0, 3):
+            raise ValueError(
+                "RolloutBatch: support_lengths, support_ids and support_logprobs are recorded together or not at all."
+            )
         if self.routes is not None and self.routes.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"RolloutBatch.routes must be uint8 or uint16, got {self.routes.dtype}.")
         if len(np.unique(self.sample_ids)) != counts["B"]:

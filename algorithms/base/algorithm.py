@@ -6,6 +6,7 @@ sample_groups -> group_advantages -> learners.update_from_rollouts -> publish ->
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,17 @@ from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.evaluation import EvaluationOnRolloutActors
 from rlhf_algos.algorithms.base.metrics import rollout_metrics, staleness_metrics
 from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import check_resources
 from rlhf_algos.algorithms.base.rollouts import Rollouts, sample_groups
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.objectives import group_advantages
 from rlhf_algos.weight_sync import SharedWeights
 
+logger = logging.getLogger(__name__)
 
-class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
+
+class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Algorithm):
     """Synchronous on-policy training of a language model. Subclasses bring a config and a learner's loss."""
 
     config: LanguageModelAlgorithmConfig
@@ -48,10 +52,17 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
         self._shared_weights = SharedWeights()
-        self._weight_version = 0
-        self._next_group = 0
+        self._started_with(config)
         super().setup(config)
         self._publish()
+
+    def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
+        """Counters and configuration of a run at its start."""
+        self.config = self._built_config = config
+        self._weight_version = 0
+        self._next_group = 0
+        if config.mismatch_injected().active:
+            logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
 
     @classmethod
     def default_resource_request(cls, config: Any) -> Any:
@@ -91,7 +102,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
         return sample_groups(
             self.env_runner_group,
             range(first, self._next_group),
-            weight_version=self._weight_version,
+            weight_version=self._sampler_version,
             restore=lambda: self.restore_env_runners(self.env_runner_group),
             patience_s=self.config.env_runner_restore_timeout_s,
         )
@@ -127,15 +138,33 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, Algorithm):
 
     # ---- weights and actors -------------------------------------------------------------------------------------
 
+    @property
+    def _sampler_version(self) -> int:
+        """Version of the weights that the rollout actors sample with."""
+        return self.config.mismatch_injected().sampler_version(self._weight_version)
+
     def _publish(self) -> None:
+        """The trainer's weights become the newest version, and the actors get the one they are to sample with."""
         weights.publish(self.learner_group, self._shared_weights, self._weight_version)
-        weights.distribute(self.env_runner_group, self._shared_weights, self._weight_version)
+        self._distribute()
+        self._shared_weights.remove_older(self._sampler_version)
+
+    def _distribute(self, actors: list[int] | None = None) -> None:
+        weights.distribute(
+            self.env_runner_group,
+            self._shared_weights,
+            self._sampler_version,
+            actors=actors,
+            injection=self.config.mismatch_injected(),
+        )
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Brings restarted actors back, with the current weights before they sample anything."""
         restored = list(env_runner_group.probe_unhealthy_env_runners())
-        if restored:
-            weights.distribute(env_runner_group, self._shared_weights, self._weight_version, restored)
+        if restored and env_runner_group is self.env_runner_group:
+            self._distribute(restored)
+        elif restored:
+            weights.distribute(env_runner_group, self._shared_weights, self._weight_version, actors=restored)
         return restored
 
     def save_pretrained(self, path: str | Path) -> Path:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlhf_algos.corrections import check_corrector, make_corrector
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.objectives.reduction import REDUCTION_MODES
 
@@ -23,6 +25,48 @@ _OWNED_ENGINE_ARGS = {
     "skip_tokenizer_init": "nothing: the rollout actor tokenizes",
     "seed": "debugging(seed=...)",
 }
+
+
+# Engine arguments with which tokens would be drawn from another distribution than the one that is recorded.
+_BIASING_ENGINE_ARGS = {
+    "logits_processors": "a logits processor changes what is sampled, and the trainer knows nothing of it",
+    "speculative_config": "drafted tokens are accepted by a rule of their own",
+    "structured_outputs_config": "structured output forbids tokens that the trainer gives probability to",
+    "reasoning_parser": "structured output forbids tokens that the trainer gives probability to",
+    "override_generation_config": "sampling settings come from sampling(...) alone",
+}
+# Options of vLLM's SamplingParams that users of other systems look for.
+_PENALTY = "it changes a token's probability by what was said before, and the trainer's distribution has no such term"
+_FORBIDDING = "it forbids or favours tokens that the trainer gives another probability to"
+_BIASING_SAMPLING_OPTIONS = {
+    "repetition_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "min_p": "its support depends on the most probable token and is not recorded; use top_p or top_k",
+    "logit_bias": _FORBIDDING,
+    "bad_words": _FORBIDDING,
+    "allowed_token_ids": _FORBIDDING,
+    "structured_outputs": _FORBIDDING,
+    "guided_decoding": _FORBIDDING,
+    "min_tokens": _FORBIDDING,
+    "logits_processors": _FORBIDDING,
+    "logprobs": "what is recorded is decided by record_head, top_p and top_k",
+}
+
+
+def refuse_sampling_options(options: Mapping[str, Any]) -> None:
+    """Raises for every option that `sampling(...)` does not have; says why, where vLLM has one of that name.
+
+    MATH 7: log q must be the log-probability of the distribution that was sampled from, and the trainer must be able to
+    form the same one.
+    """
+    for name, value in options.items():
+        if name in _BIASING_SAMPLING_OPTIONS:
+            raise ValueError(
+                f"sampling({name}={value!r}) is refused: {_BIASING_SAMPLING_OPTIONS[name]}. Every ratio p/q and every "
+                "score centering would be taken against a distribution that was not sampled from."
+            )
+        raise TypeError(f"sampling() got an unexpected keyword argument {name!r}")
 
 
 def check_config(config: LanguageModelAlgorithmConfig) -> None:
@@ -57,6 +101,9 @@ def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
     for name in config.vllm_args:
         if name in _OWNED_ENGINE_ARGS:
             raise ValueError(f"vllm({name}=...) is set by {_OWNED_ENGINE_ARGS[name]}.")
+        if name in _BIASING_ENGINE_ARGS:
+            raise ValueError(f"vllm({name}=...) is refused: {_BIASING_ENGINE_ARGS[name]}.")
+    config.mismatch_injected()
     if config.env is None:
         raise ValueError("No environment: call environment('rlhf_algos/Addition-v0') or give a PromptEnv class.")
 
@@ -96,8 +143,8 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
         config.loss_fixed_length,
         "positive)",
     )
-    for name in ("corrector", "router_replay"):
-        _require(getattr(config, name) in ("none", None), f"training({name}", getattr(config, name), "'none')")
+    check_corrector(make_corrector(config.corrector))
+    _require(config.router_replay in ("none", None), "training(router_replay", config.router_replay, "'none')")
     for name in ("weight_decay", "adam_eps"):
         value = getattr(config, name)
         _require(math.isfinite(value) and value >= 0, f"training({name}", value, "finite and at least 0)")

@@ -12,6 +12,7 @@ from ray.util.debug import log_once
 from rlhf_algos.algorithms.base import checks
 from rlhf_algos.envs import EnvCreator, env_creator_for
 from rlhf_algos.models import resolve_model
+from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.sampling import SamplingSettings
 
 
@@ -38,6 +39,10 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         self.record_head = 0
         self.record_routes = False
         self.greedy_evaluation = True
+        # mismatch_injection()
+        self.injected_weight_noise = 0.0
+        self.injected_rounding_bits: int | None = None
+        self.injected_lag = 0
         # vllm()
         self.vllm_args: dict[str, Any] = {}
         # deepspeed()
@@ -114,6 +119,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         record_head: int = NotProvided,
         record_routes: bool = NotProvided,
         greedy_evaluation: bool = NotProvided,
+        **unsupported: Any,
     ) -> Self:
         """Sets how responses are sampled; see `rlhf_algos.rollout.sampling.SamplingSettings` for each value.
 
@@ -126,7 +132,9 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             record_head: most probable tokens recorded per position.
             record_routes: record the chosen experts.
             greedy_evaluation: evaluations also answer greedily and report `greedy_return_mean`.
+            unsupported: none; a known option of vLLM that would break the record is refused with the reason.
         """
+        checks.refuse_sampling_options(unsupported)
         return self._set(
             temperature=temperature,
             top_p=top_p,
@@ -136,6 +144,30 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             record_head=record_head,
             record_routes=record_routes,
             greedy_evaluation=greedy_evaluation,
+        )
+
+    def mismatch_injection(
+        self,
+        *,
+        weight_noise: float = NotProvided,
+        rounding_bits: int | None = NotProvided,
+        lag: int = NotProvided,
+    ) -> Self:
+        """Makes the sampler worse on purpose, for experiments; see `rlhf_algos.rollout.mismatch_injection`.
+
+        Evaluations then report the trainer's policy as always, and the sampler's as `sampler_episode_return_mean` and
+        `sampler_greedy_return_mean`.
+
+        Args:
+            weight_noise: standard deviation of noise on the sampler's weights, relative to each tensor's
+                root mean square.
+            rounding_bits: round the sampler's matrices per output channel to this many bits, 2 to 8.
+            lag: sample with weights that are this many versions old.
+        """
+        return self._set(
+            injected_weight_noise=weight_noise,
+            injected_rounding_bits=rounding_bits,
+            injected_lag=lag,
         )
 
     def vllm(self, **engine_args: Any) -> Self:
@@ -195,7 +227,9 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             loss_reduction: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" or
                 "seq-mean-token-sum-norm" (MATH 4.1).
             loss_fixed_length: the length that "seq-mean-token-sum-norm" divides by.
-            corrector: "none".
+            corrector: what is done about the difference between trainer and sampler: a name ("none", "is", "tis",
+                "icepop", "sequence_tis", "sequence_mask"), {"type": "tis", "high": 3.0}, a `Corrector` or the dotted
+                path of a class of your own.
             router_replay: "none".
             adam_betas: AdamW's.
             adam_eps: AdamW's.
@@ -240,6 +274,14 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             stop_token_ids=tuple(self.stop_token_ids),
             record_head=0 if self.in_evaluation else self.record_head,
             record_routes=self.record_routes,
+        )
+
+    def mismatch_injected(self) -> MismatchInjection:
+        """What is done to the sampler on purpose."""
+        return MismatchInjection(
+            weight_noise=self.injected_weight_noise,
+            rounding_bits=self.injected_rounding_bits,
+            lag=self.injected_lag,
         )
 
     def vllm_engine_args(self) -> dict[str, Any]:

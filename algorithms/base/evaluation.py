@@ -36,7 +36,7 @@ class EvaluationOnRolloutActors(Algorithm):
         """Plays the evaluation problems with the current weights.
 
         Returns:
-            `{"env_runners": {"episode_return_mean": ..., "greedy_return_mean": ..., ...}}`.
+            `{"env_runners": {"episode_return_mean": ..., "greedy_return_mean": ..., ...}}`, of the trainer's policy.
         """
         if self.eval_env_runner_group is not None:
             return super().evaluate(parallel_train_future)
@@ -46,11 +46,7 @@ class EvaluationOnRolloutActors(Algorithm):
             callbacks_functions=self.config.callbacks_on_evaluate_start,
             kwargs={"algorithm": self, "metrics_logger": self.metrics},
         )
-        sampled = self._play_evaluation(greedy=False)
-        results = rollout_metrics(sampled)
-        if self.config.greedy_evaluation:
-            results["greedy_return_mean"] = float(self._play_evaluation(greedy=True).rewards.mean())
-        evaluation = {ENV_RUNNER_RESULTS: results}
+        evaluation = {ENV_RUNNER_RESULTS: self._evaluation_results()}
         make_callback(
             "on_evaluate_end",
             callbacks_objects=self.callbacks,
@@ -58,6 +54,25 @@ class EvaluationOnRolloutActors(Algorithm):
             kwargs={"algorithm": self, "metrics_logger": self.metrics, "evaluation_metrics": evaluation},
         )
         return evaluation
+
+    def _evaluation_results(self) -> dict[str, float]:
+        """Of the trainer's policy; with an injected mismatch also those of the sampler's, as `sampler_*`."""
+        if not self.config.mismatch_injected().active:
+            return self._play_both_ways()
+        sampler = self._play_both_ways()
+        weights.distribute(self.env_runner_group, self._shared_weights, self._weight_version)
+        try:
+            results = self._play_both_ways()
+        finally:
+            self._distribute()
+        names = ("episode_return_mean", "greedy_return_mean")
+        return results | {f"sampler_{name}": sampler[name] for name in names if name in sampler}
+
+    def _play_both_ways(self) -> dict[str, float]:
+        results = rollout_metrics(self._play_evaluation(greedy=False))
+        if self.config.greedy_evaluation:
+            results["greedy_return_mean"] = float(self._play_evaluation(greedy=True).rewards.mean())
+        return results
 
     def _play_evaluation(self, *, greedy: bool) -> RolloutBatch:
         actors = self.env_runner_group.healthy_env_runner_ids()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
+from rlhf_algos.rollout.mismatch_injection import NO_INJECTION, MismatchInjection
 from rlhf_algos.weight_sync import SharedWeights, check_layout, read_weights
 from rlhf_algos.weight_sync.shared_memory import write_weights
 
@@ -25,7 +26,12 @@ def publish(learner_group: LearnerGroup, shared: SharedWeights, version: int) ->
 
 
 def distribute(
-    env_runner_group: EnvRunnerGroup, shared: SharedWeights, version: int, actors: list[int] | None = None
+    env_runner_group: EnvRunnerGroup,
+    shared: SharedWeights,
+    version: int,
+    *,
+    actors: list[int] | None = None,
+    injection: MismatchInjection = NO_INJECTION,
 ) -> None:
     """Has rollout actors load `version`, all or those with the given ids.
 
@@ -33,11 +39,10 @@ def distribute(
         RuntimeError: if an actor acknowledges another version.
     """
     path = shared.path(version)
-    acknowledged = on_env_runners(env_runner_group, lambda runner: _read(runner, path), actors=actors)
+    acknowledged = on_env_runners(env_runner_group, lambda runner: _read(runner, path, injection), actors=actors)
     wrong = {actor: got for actor, got in acknowledged.items() if got != version}
     if wrong:
         raise RuntimeError(f"Rollout actors acknowledged other weight versions than {version}: {wrong}.")
-    shared.remove_older(version)
 
 
 def _write(learner: DeepSpeedLearner, path: Path, version: int) -> None:
@@ -46,8 +51,8 @@ def _write(learner: DeepSpeedLearner, path: Path, version: int) -> None:
         write_weights(path, tensors, version)
 
 
-def _read(runner: VLLMEnvRunner, path: Path) -> int:
+def _read(runner: VLLMEnvRunner, path: Path, injection: MismatchInjection) -> int:
     tensors, version = read_weights(path)
     # Before the engine is touched: a wrong set of names leaves the old weights in place.
     check_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, runner.checkpoint_layout)
-    return runner.load_weights(tensors.items(), version)
+    return runner.load_weights(tensors.items(), version, injection=injection)

@@ -54,6 +54,12 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
             entropy_coefficient: weight of the entropy bonus.
             kwargs: options that all algorithms share.
         """
+        if "score_centering" in kwargs:
+            raise ValueError(
+                f"training(score_centering={kwargs['score_centering']!r}): centering is derived for the REINFORCE loss "
+                "(MATH 7); the clipped surrogate's gradient is no multiple of the score where the clip bites. Use "
+                "ReinforceSCConfig."
+            )
         super().training(**kwargs)
         return self._set(
             clip_low=clip_low,

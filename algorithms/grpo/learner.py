@@ -35,7 +35,7 @@ class GRPOLearner(DeepSpeedLearner):
     def compute_loss_for_module(
         self, *, module_id: str, config: GRPOConfig, batch: MicroBatch, fwd_out: ChunkedLogprobs
     ) -> torch.Tensor:
-        """MATH 3.1 and 3.2 per token, reduced as MATH 4, plus the penalty and minus the bonus."""
+        """MATH 3.1 and 3.2 per token times the weight of MATH 5, plus penalty, minus bonus, reduced as MATH 4."""
         logprobs, entropy, mask = fwd_out.logprobs, fwd_out.entropy, batch.loss_mask
         assert entropy is not None, "the module computes the entropy with every forward pass"
         old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
@@ -47,6 +47,7 @@ class GRPOLearner(DeepSpeedLearner):
             clip_high=config.clip_high,
             dual_clip=config.dual_clip,
         )
+        loss = self.correction_weights(old_logprobs, batch) * loss
         self.statistics.add_mean("pg_clipfrac", clipped.float(), mask)
         self.statistics.add_mean("entropy", entropy, mask)
         if config.entropy_coefficient > 0:

@@ -12,12 +12,14 @@ import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
 from torch import distributed
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.corrections import Corrector, correction_metrics, make_corrector
 from rlhf_algos.learner.checkpoint import save_checkpoint
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
@@ -39,10 +41,16 @@ class DeepSpeedLearner(TorchLearner):
 
     An algorithm subclasses it with `compute_loss_for_module`, which maps a micro-batch and its log-probabilities
     to the scalar `sum(per-token loss * loss_weights)` and adds its own statistics.
+
+    Attributes:
+        engine: DeepSpeed's.
+        statistics: of the update that is running.
+        corrector: the configured `Corrector`.
     """
 
     engine: deepspeed.DeepSpeedEngine
     statistics: TokenStatistics
+    corrector: Corrector
 
     # ---- building -------------------------------------------------------------------------------------------
 
@@ -53,6 +61,17 @@ class DeepSpeedLearner(TorchLearner):
         torch.set_num_threads(max(1, int(self._num_cpus())))
         ensure_process_group()
         super().build()
+
+    def rebuild(self, config: AlgorithmConfig, module_spec: MultiRLModuleSpec) -> None:
+        """Starts over with another configuration in the same process and process group. All ranks call it.
+
+        Saves the seconds that a new process needs to import and join; nothing of the old run is left.
+        """
+        index, placement_group = self._learner_index, self._placement_group
+        self.engine.destroy()
+        type(self).__init__(self, config=config, module_spec=module_spec)
+        self._learner_index, self._placement_group = index, placement_group
+        self.build()
 
     def _num_cpus(self) -> float:
         cpus = self.config.num_cpus_per_learner
@@ -126,6 +145,7 @@ class DeepSpeedLearner(TorchLearner):
         self.before_gradient_based_update(timesteps=timesteps)
         require_finite_batch(batch)
         self.statistics = TokenStatistics()
+        self.corrector = make_corrector(self.config.corrector)
         optimizer_batches = list(self._optimizer_batches(batch))
         # With a single step the current policy still is the old one, so its own pass gives log p0.
         old_logprobs = self._old_policy_pass(batch) if len(optimizer_batches) > 1 else None
@@ -169,7 +189,7 @@ class DeepSpeedLearner(TorchLearner):
             self.statistics.add_sum("steps_without_trained_token", torch.ones(()) / self.num_ranks)
             return 0.0, None
         total = torch.zeros((), dtype=torch.float64)
-        micro_batches = self._micro_batches(batch, weights, old_logprobs)
+        micro_batches = self._micro_batches(batch, weights, old_logprobs, with_head=self.trains_on_head)
         for number, micro_batch in enumerate(micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
             fwd_out = self.module[DEFAULT_MODULE_ID].forward_train(micro_batch)
@@ -194,8 +214,18 @@ class DeepSpeedLearner(TorchLearner):
     def _reduce_device(self) -> str:
         return "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
+    @property
+    def trains_on_head(self) -> bool:
+        """Whether the loss needs the trainer's log-probabilities of the recorded head."""
+        return False
+
     def _micro_batches(
-        self, batch: RolloutBatch, weights: torch.Tensor, old_logprobs: torch.Tensor | None
+        self,
+        batch: RolloutBatch,
+        weights: torch.Tensor,
+        old_logprobs: torch.Tensor | None,
+        *,
+        with_head: bool = False,
     ) -> list[MicroBatch]:
         """This rank's micro-batches. Samples without a trained token have no gradient and are left out."""
         token_sample = as_tensor(batch.token_sample_index)
@@ -216,6 +246,7 @@ class DeepSpeedLearner(TorchLearner):
                     rows=rows,
                     loss_weights=weights[rows],
                     old_logprobs=None if old_logprobs is None else old_logprobs[rows],
+                    with_head=with_head,
                     is_dummy=is_dummy,
                     device=self.engine.device,
                 )
@@ -261,6 +292,20 @@ class DeepSpeedLearner(TorchLearner):
         for name, value in sums.items():
             add = self.statistics.add_max if name in MAX_ENTRIES else self.statistics.add_sum
             add(f"mismatch/{name}", value)
+
+    def correction_weights(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        """The corrector's weight of each token (MATH 5.2), `[T]`, detached; adds its statistics.
+
+        Args:
+            logprobs: `[T]`, the numerator of rho (5.1): log p0 for a clipped surrogate, log p for REINFORCE.
+            batch: gives log q.
+        """
+        correction = self.corrector.correct(
+            logprobs.detach() - batch.rollout_logprobs, batch.sample_ids, batch.loss_mask
+        )
+        for name, values in correction_metrics(correction).items():
+            self.statistics.add_mean(name, values, batch.loss_mask)
+        return correction.weights
 
     # ---- weights --------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ def require_finite(what: str, values: torch.Tensor, mask: torch.Tensor, sample_i
 
 
 def require_finite_batch(batch: RolloutBatch) -> None:
-    """Raises unless rewards, advantages and trained rollout log-probabilities are finite.
+    """Raises unless rewards, advantages and what the sampler recorded at trained tokens are finite.
 
     Raises:
         ValueError: names the sample and the value.
@@ -40,9 +40,17 @@ def require_finite_batch(batch: RolloutBatch) -> None:
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
             raise ValueError(f"The {name} of sample {batch.sample_ids[bad[0]]} is {values[bad[0]]}; step stopped.")
-    require_finite(
-        "rollout log-probability",
-        as_tensor(batch.rollout_logprobs),
-        as_tensor(batch.loss_mask),
-        as_tensor(batch.sample_ids[batch.token_sample_index]),
-    )
+    mask = as_tensor(batch.loss_mask)
+    sample_ids = as_tensor(batch.sample_ids[batch.token_sample_index])
+    require_finite("rollout log-probability", as_tensor(batch.rollout_logprobs), mask, sample_ids)
+    if batch.head_logprobs is not None:
+        # The sum is finite if and only if every entry is: one value per token is enough to name it.
+        with np.errstate(invalid="ignore"):
+            head_sums = as_tensor(batch.head_logprobs.astype(np.float64).sum(axis=1))
+        require_finite("recorded head's sum of log-probabilities", head_sums, mask, sample_ids)
+    if batch.support_logprobs is not None and batch.support_lengths is not None:
+        of_support = np.repeat(np.arange(batch.num_response_tokens), batch.support_lengths)
+        support_sums = np.zeros(batch.num_response_tokens)
+        with np.errstate(invalid="ignore"):
+            np.add.at(support_sums, of_support, batch.support_logprobs.astype(np.float64))
+        require_finite("recorded support's sum of log-probabilities", as_tensor(support_sums), mask, sample_ids)

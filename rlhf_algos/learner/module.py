@@ -9,7 +9,7 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 
 from rlhf_algos.learner.packing import MicroBatch
 from rlhf_algos.learner.policy import load_policy
-from rlhf_algos.objectives import ChunkedLogprobs
+from rlhf_algos.objectives import ChunkedLogprobs, renormalize_on_support
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -52,9 +52,4 @@ class LanguageModelModule(TorchRLModule):
         """
         output = self.run(batch.sequences, temperature=self.temperature, head_ids=batch.support_ids, with_entropy=False)
         assert batch.support_mask is not None
-        on_support = output.head_logprobs.masked_fill(~batch.support_mask, -torch.inf)
-        normalizer = on_support.logsumexp(dim=-1)
-        head = on_support - normalizer[:, None]
-        # p log p is 0 where p is 0; the filled-up places must not turn into 0 * inf.
-        entropy = -(head.exp() * head.masked_fill(~batch.support_mask, 0.0)).sum(dim=-1)
-        return ChunkedLogprobs(output.logprobs - normalizer, head, entropy)
+        return ChunkedLogprobs(*renormalize_on_support(output.logprobs, output.head_logprobs, batch.support_mask))

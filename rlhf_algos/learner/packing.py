@@ -98,6 +98,7 @@ class MicroBatch:
         support_ids: `[T, largest support]` int64, the tokens that truncated sampling chose from, filled up with the
             sampled token; None if the full distribution was sampled from.
         support_mask: `[T, largest support]` bool, False where `support_ids` is filled up.
+        support_logprobs: `[T, largest support]` float32, their log q, -inf where filled up.
         old_logprobs: `[T]` float32, log p0; None if the current pass is the old-policy pass.
         is_dummy: True for a pass that only keeps the collectives in step; all its masks are False.
     """
@@ -113,6 +114,7 @@ class MicroBatch:
     head_logprobs: torch.Tensor | None = None
     support_ids: torch.Tensor | None = None
     support_mask: torch.Tensor | None = None
+    support_logprobs: torch.Tensor | None = None
     old_logprobs: torch.Tensor | None = None
     is_dummy: bool = False
 
@@ -164,7 +166,7 @@ def make_micro_batch(
     token_sample = batch.token_sample_index
     mask = np.zeros_like(batch.loss_mask) if is_dummy else batch.loss_mask
     tensor = partial(as_tensor, device=device)
-    support_ids, support_mask = _padded_support(batch)
+    support_ids, support_mask, support_logprobs = _padded_support(batch)
     return MicroBatch(
         sequences=pack_sequences(batch, device),
         rows=rows.to(device),
@@ -172,22 +174,35 @@ def make_micro_batch(
         loss_mask=tensor(mask),
         loss_weights=(torch.zeros_like(loss_weights) if is_dummy else loss_weights).to(device),
         advantages=tensor(batch.advantages[token_sample]),
-        rollout_logprobs=tensor(batch.rollout_logprobs),
+        rollout_logprobs=tensor(_where_trained(batch.rollout_logprobs, mask)),
         head_ids=tensor(batch.head_ids.astype(np.int64)) if with_head and batch.head_ids is not None else None,
-        head_logprobs=tensor(batch.head_logprobs) if with_head and batch.head_logprobs is not None else None,
+        head_logprobs=tensor(_where_trained(batch.head_logprobs, mask))
+        if with_head and batch.head_logprobs is not None
+        else None,
         support_ids=None if support_ids is None else tensor(support_ids),
         support_mask=None if support_mask is None else tensor(support_mask),
+        support_logprobs=None if support_logprobs is None else tensor(_where_trained(support_logprobs, mask)),
         old_logprobs=None if old_logprobs is None else old_logprobs.to(device),
         is_dummy=is_dummy,
     )
 
 
-def _padded_support(batch: RolloutBatch) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The ragged supports as a rectangle, and where it is real."""
-    if batch.support_lengths is None or batch.support_ids is None:
-        return None, None
+def _where_trained(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """`values` on trained tokens, 0 elsewhere: what stands there may be anything and is never read.
+
+    A zero weight in the loss is not enough: 0 times NaN is NaN in the backward pass.
+    """
+    return np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, np.zeros((), values.dtype))
+
+
+def _padded_support(batch: RolloutBatch) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """The ragged supports as a rectangle of ids, where it is real, and its log q."""
+    if batch.support_lengths is None or batch.support_ids is None or batch.support_logprobs is None:
+        return None, None, None
     widest = int(batch.support_lengths.max(initial=1))
     mask = np.arange(widest) < batch.support_lengths[:, None]
     ids = np.repeat(batch.response_ids[:, None], widest, axis=1)
     ids[mask] = batch.support_ids
-    return ids, mask
+    logprobs = np.full(mask.shape, -np.inf, dtype=np.float32)
+    logprobs[mask] = batch.support_logprobs
+    return ids, mask, logprobs

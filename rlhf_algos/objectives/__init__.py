@@ -6,9 +6,15 @@ from rlhf_algos.objectives.kl_penalty import kl_estimate
 from rlhf_algos.objectives.mismatch import combine_mismatch, finalize_mismatch, mismatch_sums
 from rlhf_algos.objectives.policy_losses import ppo_clip_loss, reinforce_loss
 from rlhf_algos.objectives.reduction import loss_weights, reduce_loss, zero_untrained
+from rlhf_algos.objectives.score_centering import (
+    centered_reinforce_loss,
+    renormalize_on_support,
+    score_centering_term,
+)
 
 __all__ = [
     "ChunkedLogprobs",
+    "centered_reinforce_loss",
     "chunked_logprobs",
     "combine_mismatch",
     "finalize_mismatch",
@@ -19,6 +25,8 @@ __all__ = [
     "ppo_clip_loss",
     "reduce_loss",
     "reinforce_loss",
+    "renormalize_on_support",
+    "score_centering_term",
     "zero_std_group_fraction",
     "zero_untrained",
 ]

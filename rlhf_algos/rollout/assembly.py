@@ -14,6 +14,8 @@ from rlhf_algos.rollout.vllm_engine import Generation
 
 # The total of the recorded head's probabilities may exceed 1 by float error, not by more.
 _MASS_TOLERANCE = 1e-4
+# The same number, read from two places of the engine's record.
+_LOGPROB_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,14 @@ def assemble(
     """
     for response in responses:
         _check_record(response, sampling)
+        if response.generation.head_ids:
+            _check_distribution(response, sampling)
     generations = [response.generation for response in responses]
     lengths = np.array([len(g.token_ids) for g in generations], dtype=np.int64)
     head_ids = head_logprobs = None
     if sampling.record_head:
         head_ids = _stack([row for g in generations for row in g.head_ids], np.int32, sampling.record_head)
         head_logprobs = _stack([row for g in generations for row in g.head_logprobs], np.float32, sampling.record_head)
-        _check_heads(head_logprobs, responses, lengths)
     routes = None
     if sampling.record_routes:
         dtype = np.uint8 if num_experts is None or num_experts <= 256 else np.uint16
@@ -109,24 +112,50 @@ def _check_record(response: ScoredResponse, sampling: SamplingSettings) -> None:
             )
 
 
-def _check_heads(head_logprobs: np.ndarray, responses: Sequence[ScoredResponse], lengths: np.ndarray) -> None:
-    mass = np.exp(head_logprobs.astype(np.float64)).sum(axis=1)
-    bad = np.flatnonzero(~(mass <= 1.0 + _MASS_TOLERANCE))
-    if len(bad):
-        sample = responses[int(np.searchsorted(np.cumsum(lengths), bad[0], side="right"))].sample_id
-        raise RuntimeError(
-            f"Sample {sample}: the recorded head has probability {mass[bad[0]]:.6f}, above 1; "
-            "these are not log-probabilities of the sampled distribution."
-        )
+def _check_distribution(response: ScoredResponse, sampling: SamplingSettings) -> None:
+    """Raises unless every recorded head or support is (part of) the distribution that the token was sampled from.
+
+    A head must be sorted, of mass at most 1, and agree with the sampled token's log q; a support must hold the sampled
+    token and have mass 1. Anything else (raw log-probabilities, another temperature, a penalty applied on one side)
+    would make every correction wrong while training went on.
+    """
+    generation = response.generation
+    ids = np.stack(generation.head_ids)
+    logprobs = np.stack(generation.head_logprobs).astype(np.float64)
+    token_ids = np.array(generation.token_ids)[:, None]
+    sampled = np.array(generation.logprobs, dtype=np.float64)[:, None]
+
+    def refuse(places: np.ndarray, fault: str) -> None:
+        rows = np.flatnonzero(places)
+        if len(rows):
+            raise RuntimeError(
+                f"Sample {response.sample_id}, token {rows[0]} (id {generation.token_ids[rows[0]]}): {fault}. The "
+                "record is not the distribution that was sampled from, so the step was stopped."
+            )
+
+    mass = np.exp(logprobs).sum(axis=1)
+    refuse(np.isnan(logprobs).any(axis=1), "the recorded distribution holds NaN")
+    refuse((np.diff(logprobs, axis=1) > _LOGPROB_TOLERANCE).any(axis=1), "the recorded head is not sorted")
+    refuse(mass > 1.0 + _MASS_TOLERANCE, f"the recorded probabilities add up to {mass.max():.6f}, above 1")
+    is_sampled = ids == token_ids
+    agree = np.abs(logprobs - sampled) <= _LOGPROB_TOLERANCE
+    refuse((is_sampled & ~agree).any(axis=1), "its own log q differs from the one in the recorded distribution")
+    if sampling.truncates:
+        refuse(~is_sampled.any(axis=1), "it is missing from the support that it was sampled from")
+        refuse(mass < 1.0 - _MASS_TOLERANCE, f"the support's probabilities add up to {mass.min():.6f} only")
+    else:
+        above_head = sampled[:, 0] > logprobs[:, -1] + _LOGPROB_TOLERANCE
+        refuse(~is_sampled.any(axis=1) & above_head, "it is likelier than the head's last entry but not in the head")
 
 
 def _supports(generations: Sequence[Generation]) -> dict[str, np.ndarray]:
     """The tokens that truncation left, per response token: entries of the head with positive probability."""
-    kept = [np.isfinite(row) for g in generations for row in g.head_logprobs]
-    ids = [row[keep] for row, keep in zip((r for g in generations for r in g.head_ids), kept, strict=True)]
+    rows = [(ids, logprobs) for g in generations for ids, logprobs in zip(g.head_ids, g.head_logprobs, strict=True)]
+    kept = [(ids[np.isfinite(logprobs)], logprobs[np.isfinite(logprobs)]) for ids, logprobs in rows]
     return {
-        "support_lengths": np.array([len(row) for row in ids], dtype=np.int64),
-        "support_ids": np.concatenate(ids).astype(np.int32) if ids else np.zeros(0, np.int32),
+        "support_lengths": np.array([len(ids) for ids, _ in kept], dtype=np.int64),
+        "support_ids": np.concatenate([np.zeros(0), *(ids for ids, _ in kept)]).astype(np.int32),
+        "support_logprobs": np.concatenate([np.zeros(0), *(logprobs for _, logprobs in kept)]).astype(np.float32),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -52,6 +52,10 @@ class SamplingSettings:
     def truncates(self) -> bool:
         """Whether tokens are removed before sampling; then the support is recorded and the trainer renormalizes."""
         return self.top_p < 1.0 or self.top_k > 0
+
+    def with_head(self, size: int) -> SamplingSettings:
+        """The same settings, recording a head of `size` tokens."""
+        return replace(self, record_head=size)
 
     def for_training(self) -> None:
         """Raises ValueError if these settings can't produce data to train on."""

@@ -22,6 +22,7 @@ from transformers import AutoConfig
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
 from rlhf_algos.rollout.vllm_engine import Generation, GenerationRequest, VLLMEngine
@@ -52,18 +53,8 @@ class VLLMEnvRunner(EnvRunner):
 
     def _construct(self, config: Any) -> None:
         torch.set_num_threads(max(1, int(config.num_cpus_per_env_runner)))
-        self._sampling: SamplingSettings = config.sampling_settings()
-        self._weight_version: int | None = None
-        self._unusable: str | None = None
         self._environments: dict[str, list[gymnasium.Env[Any, str]]] = {}
-        self._too_long: list[int] = []
-        self._evaluation_config = config if config.in_evaluation else config.get_evaluation_config_object()
-        self.make_env()
-        self._tokenizer = PromptTokenizer(
-            config.model_path(),
-            trust_remote_code=config.trust_remote_code,
-            stop_token_ids=self._sampling.stop_token_ids,
-        )
+        self.configure(config)
         model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
         self._num_experts = getattr(model_config, "num_experts", getattr(model_config, "num_local_experts", None))
         self._engine = VLLMEngine(
@@ -72,8 +63,26 @@ class VLLMEnvRunner(EnvRunner):
             | config.vllm_engine_args(),
             record_routes=self._sampling.record_routes,
         )
-
         self.checkpoint_layout = checkpoint_layout(config.model_path())
+
+    def configure(self, config: Any) -> None:
+        """Takes over everything in a configuration but the engine; the actor has no weights afterwards.
+
+        A configuration with another model or other engine arguments needs another actor.
+        """
+        self.config = config
+        self._sampling: SamplingSettings = config.sampling_settings()
+        self._weight_version: int | None = None
+        self._unusable: str | None = None
+        self._too_long: list[int] = []
+        self._evaluation_config = config if config.in_evaluation else config.get_evaluation_config_object()
+        self.stop()
+        self.make_env()
+        self._tokenizer = PromptTokenizer(
+            config.model_path(),
+            trust_remote_code=config.trust_remote_code,
+            stop_token_ids=self._sampling.stop_token_ids,
+        )
 
     # ---- what RLlib asks of an EnvRunner ----------------------------------------------------------------------
 
@@ -146,13 +155,22 @@ class VLLMEnvRunner(EnvRunner):
         """Version of the weights in the engine; None before the first arrived."""
         return self._weight_version
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> int:
+    def load_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, *, injection: MismatchInjection
+    ) -> int:
         """Replaces the engine's weights and acknowledges with the version.
+
+        Args:
+            weights: the trainer's, under checkpoint names.
+            version: theirs.
+            injection: what is done to them first, on purpose.
 
         Raises:
             ValueError: if the weights are incomplete; the actor then refuses to sample until a whole set came.
         """
         self._weight_version, self._unusable = None, "its last weight update failed"
+        if injection.changes_weights:
+            weights = injection.apply(weights, seed=self._run_seed)
         self._engine.load_weights(weights)
         self._weight_version, self._unusable = version, None
         return version
@@ -259,6 +277,7 @@ class VLLMEnvRunner(EnvRunner):
         settings = {
             "model": self.config.language_model_path,
             "environment": str(self.config.env),
+            "mismatch_injection": self.config.mismatch_injected().as_dict(),
         } | sampling.as_dict()
         return assemble(ordered, sampling, num_experts=self._num_experts, settings=settings), too_long
 
@@ -271,7 +290,8 @@ class VLLMEnvRunner(EnvRunner):
         num_logprobs = sampling.record_head
         if sampling.truncates:
             # With top-p alone any number of tokens may be left.
-            num_logprobs = sampling.top_k or self._engine.vocabulary_size
+            # Tokens that tie with the last one kept are kept too, and more than top_k come back.
+            num_logprobs = 2 * sampling.top_k + 8 if sampling.top_k else self._engine.vocabulary_size
         return GenerationRequest(
             key=f"{noise}-{sample}",
             prompt_ids=prompt_ids,

@@ -21,7 +21,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class SharedWeights:
-    """The folder of one run's published weights. Only the newest version is kept.
+    """The folder of one run's published weights; `remove_older` deletes what no actor will ask for again.
 
     Args:
         parent: where the folder is made; shared memory by default.
@@ -40,9 +40,9 @@ class SharedWeights:
         return self.folder / f"weights-{version}.safetensors"
 
     def remove_older(self, version: int) -> None:
-        """Deletes every version but `version`; a reader that still maps one keeps its memory until it lets go."""
+        """Deletes every version before `version`; a reader that still maps one keeps its memory until it lets go."""
         for file in self.folder.glob("weights-*.safetensors"):
-            if file != self.path(version):
+            if int(file.stem.removeprefix("weights-")) < version:
                 file.unlink()
 
     def close(self) -> None:

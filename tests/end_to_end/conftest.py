@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlhf_algos.algorithms.base import weights
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.rollouts import sample_groups
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.objectives import group_advantages
@@ -35,11 +35,9 @@ def config_for(model, **overrides) -> GRPOConfig:
 class Loop:
     """The library's own steps, with one group of actors shared by several groups of learners."""
 
-    def __init__(self, env_runner_group, config):
-        self.actors, self.config, self.version = env_runner_group, config, 0
+    def __init__(self, actors, learners, config):
+        self.actors, self.learners, self.config, self.version = actors, learners, config, 0
         self.shared = SharedWeights()
-        spec = config.get_multi_rl_module_spec(spaces=env_runner_group.get_spaces())
-        self.learners = config.build_learner_group(rl_module_spec=spec)
         self.publish()
 
     def publish(self):
@@ -64,27 +62,43 @@ class Loop:
         return metrics[0]
 
     def close(self):
-        self.learners.shutdown()
         self.shared.close()
 
 
 @pytest.fixture(scope="session")
 def actors_for(ray_session, peaked_models):
-    """Rollout actors by (model, dtype), each started once."""
+    """A function that gives rollout actors: an engine is started once per (model, dtype), and configured each time."""
     from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
     started = {}
 
     def get(name, dtype="float32", **overrides):
-        key = (name, dtype, *overrides.items())
-        if key not in started:
-            # An engine takes more than a gigabyte: at most three at a time.
-            while len(started) > 2:
-                started.pop(next(iter(started))).stop()
-            config = config_for(peaked_models[name], vllm_dtype=dtype, **overrides)
-            started[key] = EnvRunnerGroup(config=config, local_env_runner=False)
+        config = config_for(peaked_models[name], vllm_dtype=dtype, **overrides)
+        key = (name, dtype)
+        if key in started:
+            on_env_runners(started[key], lambda runner: runner.configure(config))
+            return started[key]
+        # An engine takes about two gigabytes: at most four at a time.
+        while len(started) > 3:
+            started.pop(next(iter(started))).stop()
+        started[key] = EnvRunnerGroup(config=config, local_env_runner=False)
         return started[key]
 
     yield get
     for group in started.values():
         group.stop()
+
+
+@pytest.fixture
+def loop_for(actors_for, learner_pool, peaked_models):
+    """A function that gives a `Loop` of the session's actors and learners."""
+    loops = []
+
+    def get(name, dtype="float32", zero_stage=1, num_learners=1, lr=1e-3, **sampling):
+        config = config_for(peaked_models[name], zero_stage=zero_stage, num_learners=num_learners, lr=lr, **sampling)
+        loops.append(Loop(actors_for(name, dtype, **sampling), learner_pool(config), config))
+        return loops[-1]
+
+    yield get
+    for loop in loops:
+        loop.close()

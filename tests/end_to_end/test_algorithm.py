@@ -49,37 +49,44 @@ class Recorder:
 
 @pytest.fixture(scope="module")
 def first_run(ray_session):
-    """Five iterations with seed 0, then an evaluation; the algorithm stays alive for the module."""
+    """Five iterations with seed 0; the algorithm stays alive for the module."""
     algorithm = config_for().build_algo()
     recorder = Recorder(algorithm)
     losses = recorder.train(5)
-    yield algorithm, recorder.batches[:5], losses
+    yield algorithm, recorder, recorder.batches[:], losses
     algorithm.stop()
 
 
 def test_same_seed_gives_the_same_run_and_another_seed_does_not(first_run):
-    _, batches, losses = first_run
-    for seed, same in ((0, True), (1, False)):
-        other = config_for(seed).build_algo()
-        try:
-            recorder = Recorder(other)
-            other_losses = recorder.train(5 if same else 1)
-        finally:
-            other.stop()
-        for mine, theirs in zip(batches, recorder.batches, strict=False):
+    """Also what `reset_config` promises: the running processes become those of a new algorithm."""
+    algorithm, recorder, batches, losses = first_run
+    for seed, same in ((1, False), (0, True)):
+        assert algorithm.reset_config(config_for(seed).to_dict())
+        recorder.batches.clear()
+        other_losses = recorder.train(5 if same else 1)
+        for mine, theirs in zip(batches, recorder.batches, strict=same):
             assert np.array_equal(mine.response_ids, theirs.response_ids) == same
             if same:
                 assert np.array_equal(mine.rewards, theirs.rewards)
                 assert np.array_equal(mine.rollout_logprobs, theirs.rollout_logprobs)
-        if same:
-            assert losses == other_losses
+        assert (losses == other_losses) == same
+
+
+def test_a_reset_that_needs_another_engine_changes_nothing(first_run):
+    algorithm = first_run[0]
+    before = algorithm._weight_version
+    assert not algorithm.reset_config(config_for().vllm(dtype="bfloat16"))
+    assert not algorithm.reset_config(config_for(num_env_runners=2))
+    assert algorithm._weight_version == before
+    algorithm.train()
 
 
 def test_results_stand_under_rllibs_keys(first_run):
-    algorithm, _, _ = first_run
+    algorithm = first_run[0]
+    sampled = algorithm._episodes_sampled()
     result = algorithm.train()
     assert 0 <= result["env_runners"]["episode_return_mean"] <= 1
-    assert result["env_runners"]["num_env_steps_sampled_lifetime"] == 32 * result["training_iteration"]
+    assert result["env_runners"]["num_env_steps_sampled_lifetime"] == sampled + 32
     assert result["staleness"] == {"mean": 0.0, "max": 0.0}
     assert {"sample", "learner_update", "weight_sync"} <= set(result["timers"])
     learner = result["learners"]["default_policy"]
@@ -89,7 +96,7 @@ def test_results_stand_under_rllibs_keys(first_run):
 
 
 def test_evaluation_plays_the_same_heldout_problems_each_time(first_run):
-    algorithm, _, _ = first_run
+    algorithm = first_run[0]
     first, second = (algorithm.evaluate()["env_runners"] for _ in range(2))
     assert first == second
     assert first["num_episodes"] == 30
@@ -108,7 +115,7 @@ def test_saved_model_loads_and_agrees(first_run, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    algorithm, _, _ = first_run
+    algorithm = first_run[0]
     path = algorithm.save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(path)

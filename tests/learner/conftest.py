@@ -1,10 +1,9 @@
-"""Hand-made batches and learners that keep their gradients."""
+"""Hand-made batches, and learners for them."""
 
 import numpy as np
 import pytest
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
-from rlhf_algos.algorithms.grpo.learner import GRPOLearner
 from rlhf_algos.batch import RolloutBatch
 
 
@@ -32,24 +31,6 @@ def make_batch(lengths, *, masked=(), seed=0, prompt_length=5, vocabulary=263, a
     )
 
 
-class RecordingLearner(GRPOLearner):
-    """Keeps the full gradient of every optimizer step, and the loss."""
-
-    def configure_optimizers_for_module(self, module_id, config=None):
-        super().configure_optimizers_for_module(module_id, config)
-        self.gradients = []
-        step = self.engine.step
-
-        def recording_step(*args, **kwargs):
-            from deepspeed.utils import safe_get_full_grad
-
-            parameters = self._causal_lm().named_parameters()
-            self.gradients.append({name: safe_get_full_grad(p).clone() for name, p in parameters})
-            return step(*args, **kwargs)
-
-        self.engine.step = recording_step
-
-
 def make_config(model, **overrides) -> GRPOConfig:
     config = (
         GRPOConfig()
@@ -68,59 +49,18 @@ def make_config(model, **overrides) -> GRPOConfig:
         .training(**{"grad_clip": None, "lr": 1e-3, **overrides})
         .debugging(seed=0)
     )
-    config._learner_class = RecordingLearner
     config.validate()
     return config
 
 
-def build_learners(config):
-    from rlhf_algos.envs import make_prompt_env
-
-    env = make_prompt_env("rlhf_algos/Addition-v0")
-    spaces = {"default_policy": (env.observation_space, env.action_space)}
-    return config.build_learner_group(rl_module_spec=config.get_multi_rl_module_spec(spaces=spaces))
-
-
 @pytest.fixture
-def learners(ray_session, peaked_models):
-    """A function that builds a LearnerGroup for one test; all are shut down at the end."""
-    started = []
+def learners(learner_pool, peaked_models):
+    """A function that gives learners of the session's pool, built anew with the given options.
+
+    With learning rate 0, the weights never move; a test that wants a step asks for another.
+    """
 
     def build(model="untied", **overrides):
-        started.append(build_learners(make_config(peaked_models[model], **overrides)))
-        return started[-1]
+        return learner_pool(make_config(peaked_models[model], **{"lr": 0.0, **overrides}))
 
-    yield build
-    for group in started:
-        group.shutdown()
-
-
-@pytest.fixture(scope="session")
-def still_learners(ray_session, peaked_models):
-    """Learners with learning rate 0, built once: options of the loss are changed on them between tests.
-
-    Their weights never move, so every test starts from the same model; building takes ten seconds each time.
-    """
-    started = {}
-    defaults = {"token_budget": 40, "loss_reduction": "token-mean", "loss_fixed_length": None}
-    defaults |= {"entropy_coefficient": 0.0, "num_epochs": 1, "minibatch_size": None}
-
-    def get(model="untied", num_learners=1, zero_stage=1, **options):
-        from rlhf_algos.algorithms.base.remote import on_learners
-
-        key = (model, num_learners, zero_stage)
-        if key not in started:
-            config = make_config(peaked_models[model], num_learners=num_learners, zero_stage=zero_stage, lr=0.0)
-            started[key] = build_learners(config)
-
-        def reset(learner):
-            for name, value in (defaults | options).items():
-                setattr(learner.config, name, value)
-            learner.gradients.clear()
-
-        on_learners(started[key], reset)
-        return started[key]
-
-    yield get
-    for group in started.values():
-        group.shutdown()
+    return build

@@ -9,7 +9,8 @@ import ray
 import torch
 
 from rlhf_algos.algorithms.base.remote import on_learners
-from tests.learner.conftest import make_batch
+from rlhf_algos.envs import make_prompt_env
+from tests.learner.conftest import make_batch, make_config
 from tests.learner.reference import largest_relative_error, reference_loss_and_gradient
 
 UNEQUAL = [30, 1, 7, 0, 12, 3, 25, 2]  # the fourth response is empty, the sixth is fully masked
@@ -23,9 +24,9 @@ def step(group, batch):
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 @pytest.mark.parametrize("token_budget", [20, 10_000])
-def test_two_ranks_with_packing_equal_the_reference(still_learners, peaked_models, zero_stage, token_budget):
+def test_two_ranks_with_packing_equal_the_reference(learners, peaked_models, zero_stage, token_budget):
     batch = make_batch(UNEQUAL, masked=[5])
-    group = still_learners(num_learners=2, zero_stage=zero_stage, token_budget=token_budget)
+    group = learners(num_learners=2, zero_stage=zero_stage, token_budget=token_budget)
     metrics, gradients = step(group, batch)
     loss, expected = reference_loss_and_gradient(peaked_models["untied"], batch)
     assert metrics[0] == metrics[1]
@@ -43,9 +44,9 @@ def test_two_ranks_with_packing_equal_the_reference(still_learners, peaked_model
         {"entropy_coefficient": 0.1},
     ],
 )
-def test_reductions_and_entropy_equal_the_reference(still_learners, peaked_models, options):
+def test_reductions_and_entropy_equal_the_reference(learners, peaked_models, options):
     batch = make_batch(UNEQUAL, masked=[5])
-    _, gradients = step(still_learners(token_budget=25, **options), batch)
+    _, gradients = step(learners(token_budget=25, **options), batch)
     reference = {
         "reduction": options.get("loss_reduction", "token-mean"),
         "fixed_length": options.get("loss_fixed_length"),
@@ -55,27 +56,31 @@ def test_reductions_and_entropy_equal_the_reference(still_learners, peaked_model
     assert largest_relative_error(gradients[0][0], expected) < 1e-5
 
 
-def test_tied_embeddings_equal_the_reference(still_learners, peaked_models):
+def test_tied_embeddings_equal_the_reference(learners, peaked_models):
     batch = make_batch(UNEQUAL, masked=[5])
-    _, gradients = step(still_learners("tied", num_learners=2, zero_stage=3), batch)
+    _, gradients = step(learners("tied", num_learners=2, zero_stage=3), batch)
     _, expected = reference_loss_and_gradient(peaked_models["tied"], batch)
     assert largest_relative_error(gradients[0][0], expected) < 1e-5
 
 
-def test_fewer_micro_batches_than_ranks(still_learners, peaked_models):
+def test_fewer_micro_batches_than_ranks(learners, peaked_models):
     """B33: one trained sample for two ranks; the other rank's dummy keeps step and changes nothing."""
     batch = make_batch([9, 4], masked=[1])
-    group = still_learners(num_learners=2, zero_stage=3)
+    group = learners(num_learners=2, zero_stage=3)
     metrics, gradients = step(group, batch)
     loss, expected = reference_loss_and_gradient(peaked_models["untied"], batch)
     assert metrics[0]["loss"] == pytest.approx(loss, abs=1e-6)
     assert largest_relative_error(gradients[0][0], expected) < 1e-5
 
 
-def test_a_failing_rank_stops_all(learners):
+def test_a_failing_rank_stops_all(ray_session, peaked_models):
     """B33: the driver gets the failing rank's own error within 60 s, although the other waits for it."""
     batch = make_batch([9, 4, 6, 8])
-    group = learners(num_learners=2, zero_stage=2)
+    # Processes of its own: they can't be used after the error.
+    config = make_config(peaked_models["untied"], num_learners=2, zero_stage=2)
+    env = make_prompt_env("rlhf_algos/Addition-v0")
+    spaces = {"default_policy": (env.observation_space, env.action_space)}
+    group = config.build_learner_group(rl_module_spec=config.get_multi_rl_module_spec(spaces=spaces))
 
     def fail_on_rank_1(learner):
         if learner.rank == 1:
@@ -89,10 +94,10 @@ def test_a_failing_rank_stops_all(learners):
             pool.submit(on_learners, group, fail_on_rank_1).result(timeout=60)
 
 
-def test_everything_masked_changes_nothing(still_learners):
+def test_everything_masked_changes_nothing(learners):
     """B35: loss 0, finite metrics, the same weights."""
     batch = make_batch([3, 0, 5], masked=[0, 1, 2])
-    group = still_learners()
+    group = learners()
     before = on_learners(group, lambda learner: {n: t.clone() for n, t in learner.named_weights()})[0]
     metrics, gradients = step(group, batch)
     after = on_learners(group, lambda learner: {n: t.clone() for n, t in learner.named_weights()})[0]
@@ -143,7 +148,7 @@ def expected_abs_diff(batch, peaked_models):
         ("advantages", np.nan, r"advantage of sample 100 is nan"),
     ],
 )
-def test_garbage_at_a_trained_place_stops_by_name(still_learners, field, value, message):
+def test_garbage_at_a_trained_place_stops_by_name(learners, field, value, message):
     batch = make_batch([4, 3], masked=[1])
     array = getattr(batch, field).copy()
     array[1 if field == "rollout_logprobs" else 0] = value
@@ -156,25 +161,25 @@ def test_garbage_at_a_trained_place_stops_by_name(still_learners, field, value, 
             return str(error), len(learner.gradients)
         return "no error", len(learner.gradients)
 
-    ((text, steps),) = on_learners(still_learners(), attempt)
+    ((text, steps),) = on_learners(learners(), attempt)
     assert re.search(message, text), text
     assert steps == 0
 
 
-def test_garbage_at_an_untrained_place_changes_nothing(still_learners):
+def test_garbage_at_an_untrained_place_changes_nothing(learners):
     batch = make_batch([4, 3], masked=[1])
     rollout_logprobs = batch.rollout_logprobs.copy()
     rollout_logprobs[4:] = [np.nan, np.inf, 1e30]  # the masked response's
-    clean, clean_gradients = step(still_learners(), batch)
-    dirty, dirty_gradients = step(still_learners(), dataclasses.replace(batch, rollout_logprobs=rollout_logprobs))
+    clean, clean_gradients = step(learners(), batch)
+    dirty, dirty_gradients = step(learners(), dataclasses.replace(batch, rollout_logprobs=rollout_logprobs))
     assert clean == dirty
     for name, gradient in clean_gradients[0][0].items():
         assert torch.equal(gradient, dirty_gradients[0][0][name])
 
 
-def test_kl_penalty_pulls_back_and_needs_a_reference_only_if_on(learners, still_learners):
+def test_kl_penalty_pulls_back_and_needs_a_reference_only_if_on(learners):
     batch = make_batch([6, 5, 7, 4])
-    plain = still_learners()
+    plain = learners()
     assert on_learners(plain, lambda learner: learner.reference is None) == [True]
     penalized = learners(kl_coefficient=0.5, kl_kind="k3", lr=1e-2)
     first, _ = step(penalized, batch)

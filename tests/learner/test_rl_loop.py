@@ -48,9 +48,9 @@ def test_advantages_agree(rl_loop):
     assert torch.allclose(rl_loop.group_advantages(rewards, 4), expected, atol=1e-5)
 
 
-def test_loss_and_gradient_agree_with_the_library(rl_loop, still_learners, peaked_models):
+def test_loss_and_gradient_agree_with_the_library(rl_loop, learners, peaked_models):
     batch = make_batch([9, 3, 12, 5])
-    group = still_learners(num_learners=2, token_budget=25)
+    group = learners(num_learners=2, token_budget=25)
     metrics = on_learners(group, lambda learner: learner.update_from_rollouts(batch, env_steps_sampled=0))[0]
     gradients = on_learners(group, lambda learner: learner.gradients)[0][0]
 

@@ -1,0 +1,85 @@
+"""Starting over with another configuration, on the actors that are already running."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.utils import force_list
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+
+from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
+
+
+class ResettableAlgorithm(Algorithm):
+    """`reset_config`, which Tune calls with `TuneConfig(reuse_actors=True)` between two trials.
+
+    A vLLM engine and a learner process take longer to start than a small experiment takes. A trial that leaves the
+    engine and the number of processes as they are gets the running ones, with everything else made anew.
+    """
+
+    def reset_config(self, new_config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> bool:
+        """Makes this algorithm what a new one with `new_config` would be.
+
+        Args:
+            new_config: a configuration object or its dict.
+
+        Returns:
+            False, and nothing is changed, if it needs other engines or processes.
+
+        Raises:
+            ValueError: if it is not valid.
+        """
+        old = self._built_config
+        config = _as_config(self.get_default_config(), new_config)
+        if _processes(config) != _processes(old):
+            return False
+        self._started_with(config)
+        self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup)
+        self.callbacks = [cls() for cls in force_list(config.callbacks_class)]
+        self.evaluation_config = config.get_evaluation_config_object()
+        self.evaluation_config.validate()
+        self.evaluation_config.freeze()
+        on_env_runners(self.env_runner_group, lambda runner: runner.configure(config))
+        spec = config.get_multi_rl_module_spec(spaces=self.env_runner_group.get_spaces(), inference_only=False)
+        on_learners(self.learner_group, lambda learner: learner.rebuild(config, spec))
+        self._publish()
+        return True
+
+    def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
+        raise NotImplementedError
+
+    def _publish(self) -> None:
+        raise NotImplementedError
+
+
+def _as_config(
+    default: LanguageModelAlgorithmConfig, given: LanguageModelAlgorithmConfig | Mapping[str, Any]
+) -> LanguageModelAlgorithmConfig:
+    if isinstance(given, LanguageModelAlgorithmConfig):
+        config = given.copy(copy_frozen=False)
+    else:
+        config = default.update_from_dict(dict(given))
+    config.validate()
+    config.freeze()
+    return config
+
+
+def _processes(config: LanguageModelAlgorithmConfig) -> tuple[Any, ...]:
+    """What can't change while the processes live."""
+    return (
+        config.model_path(),
+        config.trust_remote_code,
+        config.vllm_engine_args(),
+        config.sampling_settings().record_routes,
+        config.num_env_runners,
+        config.num_cpus_per_env_runner,
+        config.num_gpus_per_env_runner,
+        config.num_learners,
+        config.num_cpus_per_learner,
+        config.num_gpus_per_learner,
+        config.evaluation_num_env_runners,
+        config.learner_class,
+    )

@@ -1,0 +1,40 @@
+"""What a corrector did, per token (MATH.md section 5)."""
+
+from torch import Tensor
+
+from rlhf_algos.corrections.corrector import Correction
+
+
+def correction_metrics(correction: Correction) -> dict[str, Tensor]:
+    """Values per token, whose means over *trained* tokens are the metrics::
+
+        tis                rho before f: 1 if the two policies agree
+        tis_abs            |rho - 1|
+        tis_clipfrac       1 where w != rho, else 0: the fraction that f changed
+        tis_weight         w, the weight that was applied
+        tis_zero_fraction  1 where w = 0, else 0: the fraction that was dropped
+
+    ``rho`` and ``w`` are those of the correction: of the token, or of its response for a sequence-level corrector
+    (then each response counts with its number of trained tokens). ``tis`` shows the mismatch and ``tis_weight``
+    what is left of it. ``tis_clipfrac`` is literal: with ``NoCorrection`` it counts every token whose ratio is
+    not exactly 1.
+
+    Untrained tokens must not enter a mean: take it over the loss mask. To combine micro-batches and ranks add
+    sums and counts (``TokenStatistics.add_mean(name, values, loss_mask)`` does); a mean of means is wrong.
+
+    Args:
+        correction: result of ``Corrector.correct``.
+
+    Returns:
+        ``[T]`` tensors by name, dtype of the ratios.
+
+    Gradient: none.
+    """
+    weights, ratios = correction
+    return {
+        "tis": ratios,
+        "tis_abs": (ratios - 1.0).abs(),
+        "tis_clipfrac": (weights != ratios).to(ratios.dtype),
+        "tis_weight": weights,
+        "tis_zero_fraction": (weights == 0.0).to(ratios.dtype),
+    }
