@@ -155,9 +155,9 @@ def renormalize_on_support(
             f"got {tuple(support_logprobs.shape)}"
         )
     normalizer = support_logprobs.masked_fill(~support_mask, -torch.inf).logsumexp(1)
-    # Filled with 0 first: -inf minus the -inf of an empty support would be NaN, in the gradient too.
-    renormalized = support_logprobs.masked_fill(~support_mask, 0.0) - normalizer[:, None]
+    renormalized = support_logprobs - normalizer[:, None]
     head = renormalized.masked_fill(~support_mask, -torch.inf)
+    # Of p log p, whose second factor would be -inf where the first is 0.
     entropy = -(head.exp() * renormalized.masked_fill(~support_mask, 0.0)).sum(1)
     return logprobs - normalizer, head, entropy
 

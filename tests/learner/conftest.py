@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from rlhf_algos.batch import RolloutBatch
 
 
@@ -31,9 +32,10 @@ def make_batch(lengths, *, masked=(), seed=0, prompt_length=5, vocabulary=263, a
     )
 
 
-def make_config(model, **overrides) -> GRPOConfig:
+def make_config(model, **overrides) -> GRPOConfig | ReinforceSCConfig:
+    config_class = {"grpo": GRPOConfig, "reinforce_sc": ReinforceSCConfig}[overrides.pop("algorithm", "grpo")]
     config = (
-        GRPOConfig()
+        config_class()
         .environment("rlhf_algos/Addition-v0")
         .language_model(
             str(model),

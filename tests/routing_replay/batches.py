@@ -28,15 +28,30 @@ def make_batch(prompts, responses, routes):
     )
 
 
+def attention_arguments(model, sequences):
+    """What keeps packed sequences apart."""
+    if model.config._attn_implementation == PACKED_ATTENTION:
+        return {"packing": packing_index(sequences.lengths)}
+    # gpt-oss: transformers 5.24 ignores position ids when it makes this model's masks, so they are made here.
+    sample = torch.repeat_interleave(torch.arange(len(sequences.lengths)), sequences.lengths)
+    row = torch.arange(len(sample))
+    distance = row[:, None] - row
+    full = (sample[:, None] == sample) & (distance >= 0)
+    sliding = full & (distance < model.config.sliding_window)
+    masks = {"full_attention": full, "sliding_attention": sliding}
+    lowest = torch.finfo(torch.float32).min
+    return {"attention_mask": {name: (~mask)[None, None].float() * lowest for name, mask in masks.items()}}
+
+
 def logprobs_by_sample(model, replayer, batch):
     """One packed pass with the batch's routes: log-probs of each sample's response tokens, by sample id."""
     sequences = pack_sequences(batch)
-    packed = (
-        {"packing": packing_index(sequences.lengths)} if model.config._attn_implementation == PACKED_ATTENTION else {}
-    )
     with replayer.replaying(packed_routes(batch, num_experts=replayer.num_experts)):
         hidden = model.base_model(
-            input_ids=sequences.input_ids[None], position_ids=sequences.position_ids[None], use_cache=False, **packed
+            input_ids=sequences.input_ids[None],
+            position_ids=sequences.position_ids[None],
+            use_cache=False,
+            **attention_arguments(model, sequences),
         ).last_hidden_state[0]
     logprobs = model.lm_head(hidden[sequences.predicting]).log_softmax(-1)
     chosen = logprobs.gather(-1, sequences.targets[:, None])[:, 0].detach()

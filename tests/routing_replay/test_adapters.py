@@ -9,8 +9,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, PhimoeConfig, PhimoeForCausalLM
 
 from rlhf_algos.routing_replay import (
-    RouteReplayer,
     RouterAdapter,
+    RouteReplayer,
     adapters,
     check_router_replay,
     find_routers,
@@ -165,7 +165,7 @@ def test_a_router_without_topk_needs_an_adapter_of_its_own(registry):
     register_router_adapter(Adapter(ArgsortRouter))
     with pytest.raises(
         RuntimeError,
-        match=r"model\.layers\.1\.mlp\.gate \(ArgsortRouter\) should choose experts once .* Adapter saw 0 choices\. .* run",
+        match=r"model\.layers\.1\.mlp\.gate \(ArgsortRouter\) should choose experts once .* Adapter saw 0 choices\.",
     ):
         check_router_replay(model_with(ArgsortRouter))
 

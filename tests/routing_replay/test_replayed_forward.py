@@ -167,6 +167,7 @@ def test_the_jacobian_of_a_softmax_over_the_chosen():
     torch.testing.assert_close(torch.autograd.functional.jacobian(gates, logits)[:, 0], expected)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("architecture", ["glm4_moe", "deepseek_v3"])
 def test_the_choice_bias_is_not_in_the_gates(architecture):
     """The bias decides the live choice only; under replay its value changes nothing."""
@@ -181,6 +182,7 @@ def test_the_choice_bias_is_not_in_the_gates(architecture):
     assert float((next_token_logprobs(model, TOKENS) - plain_before).abs().max()) > 0.05
 
 
+@torch.no_grad()
 def test_experts_outside_of_the_live_groups_are_replayed():
     """DeepSeek-V3 chooses within 2 of 4 groups of 2; a recorded route may come from three."""
     model = make_model("deepseek_v3")
