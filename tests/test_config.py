@@ -3,6 +3,8 @@
 import pytest
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.corrections import Corrector, IcePop
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 
 
@@ -18,7 +20,16 @@ def base() -> GRPOConfig:
         (lambda c: c.training(loss_reduction="mean"), r"loss_reduction='mean' must be one of"),
         (lambda c: c.training(loss_reduction="seq-mean-token-sum-norm"), r"loss_fixed_length=None\)"),
         (lambda c: c.training(loss_fixed_length=8), r"belongs to 'seq-mean-token-sum-norm'"),
-        (lambda c: c.training(corrector="tis"), r"training\(corrector='tis' must be 'none'"),
+        (lambda c: c.training(corrector="tos"), r"'tos'.*[Dd]id you mean.*'tis'"),
+        (lambda c: c.training(corrector={"type": "tis", "hihg": 3.0}), r"hihg"),
+        (lambda c: c.training(corrector={"type": "tis", "low": 3.0}), r"TIS.*low=3.0"),
+        (lambda c: c.mismatch_injection(weight_noise=-0.1), r"weight_noise=-0.1"),
+        (lambda c: c.mismatch_injection(rounding_bits=1), r"rounding_bits=1\) must be None or a whole number from 2"),
+        (lambda c: c.mismatch_injection(lag=-1), r"lag=-1"),
+        (lambda c: c.vllm(logits_processors=[]), r"vllm\(logits_processors=...\) is refused: a logits processor"),
+        (lambda c: c.vllm(speculative_config={}), r"vllm\(speculative_config=...\) is refused"),
+        (lambda c: c.vllm(structured_outputs_config={}), r"vllm\(structured_outputs_config=...\) is refused"),
+        (lambda c: c.vllm(override_generation_config={}), r"vllm\(override_generation_config=...\) is refused"),
         (lambda c: c.training(router_replay="r3"), r"training\(router_replay='r3' must be 'none'"),
         (lambda c: c.training(clip_low=-0.1), r"clip_low=-0.1"),
         (lambda c: c.training(clip_high=float("inf")), r"clip_high=inf"),
@@ -50,6 +61,109 @@ def test_a_wrong_option_is_named(change, message):
     change(config)
     with pytest.raises(Exception, match=message):
         config.validate()
+
+
+def centered() -> ReinforceSCConfig:
+    return ReinforceSCConfig().environment("rlhf_algos/Addition-v0")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda c: c.training(corrector="sequence_tis"), r"corrector='sequence_tis'.*no elementwise function"),
+        (lambda c: c.training(normalize_std=True), r"normalize_std=True, score_centering=True"),
+        (lambda c: c.training(loss_reduction="seq-mean-token-mean"), r"'seq-mean-token-mean', score_centering=True"),
+        (lambda c: c.training(head_top_k=0), r"head_top_k=0"),
+        (lambda c: c.training(tail_floor=0.0), r"tail_floor=0.0"),
+        (lambda c: c.training(entropy_coefficient=-1.0), r"entropy_coefficient=-1.0"),
+        (lambda c: c.sampling(record_head=4), r"record_head=4\) and training\(head_top_k=128\)"),
+        (lambda c: c.sampling(temperature=0.0), r"temperature=0.0\) is greedy"),
+        (lambda c: c.training(corrector=Peaky()), r"Peaky: the ratio .* when the ratios are sliced"),
+    ],
+)
+def test_centering_refuses_what_it_does_not_hold_for(change, message):
+    config = centered()
+    change(config)
+    with pytest.raises(Exception, match=message):
+        config.validate()
+
+
+class Peaky(Corrector):
+    """Claims to be elementwise, but divides by the batch's mean."""
+
+    def weight(self, ratio):
+        return ratio.detach() / ratio.detach().mean()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"corrector": "sequence_tis"},
+        {"normalize_std": True},
+        {"loss_reduction": "seq-mean-token-mean"},
+    ],
+)
+def test_without_centering_the_same_options_are_fine(options):
+    centered().training(score_centering=False, **options).validate()
+
+
+@pytest.mark.parametrize("name", ["clip_low", "clip_high", "dual_clip"])
+def test_bounds_of_ppo_have_no_meaning_for_reinforce(name):
+    with pytest.raises(ValueError, match=rf"{name}=0.3\): ReinforceSC has no clipped surrogate"):
+        centered().training(**{name: 0.3})
+
+
+def test_centering_has_no_meaning_for_ppo_clip():
+    with pytest.raises(ValueError, match=r"score_centering=True\): centering is derived for the REINFORCE loss"):
+        base().training(score_centering=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_p",
+        "logit_bias",
+        "bad_words",
+        "allowed_token_ids",
+        "structured_outputs",
+        "min_tokens",
+        "logits_processors",
+    ],
+)
+def test_sampling_options_that_bias_the_record_are_refused_with_the_reason(name):
+    with pytest.raises(ValueError, match=rf"sampling\({name}=1\) is refused: .*not sampled from"):
+        centered().sampling(**{name: 1})
+
+
+def test_centering_records_a_head_only_where_it_is_needed():
+    assert centered().sampling_settings().record_head == 128
+    assert centered().training(head_top_k=7).sampling_settings().record_head == 7
+    assert centered().training(score_centering=False).sampling_settings().record_head == 0
+    assert centered().sampling(top_p=0.9).sampling_settings().record_head == 0
+    assert centered().sampling_settings(greedy=True).record_head == 0
+    config = centered()
+    config.validate()
+    assert config.get_evaluation_config_object().sampling_settings().record_head == 0
+
+
+@pytest.mark.parametrize(
+    "corrector",
+    [
+        "none",
+        "is",
+        "tis",
+        "icepop",
+        {"type": "tis", "high": 3.0},
+        IcePop(0.4, 3.0),
+        {"type": "tests.corrections.test_registry.Power", "exponent": 0.5},
+    ],
+)
+@pytest.mark.parametrize("config", [base, centered])
+def test_every_way_to_name_a_corrector(config, corrector):
+    config().training(corrector=corrector).validate()
 
 
 def test_unknown_options_are_refused():

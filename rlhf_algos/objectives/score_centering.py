@@ -157,7 +157,7 @@ def renormalize_on_support(
     normalizer = support_logprobs.masked_fill(~support_mask, -torch.inf).logsumexp(1)
     renormalized = support_logprobs - normalizer[:, None]
     head = renormalized.masked_fill(~support_mask, -torch.inf)
-    # Of p log p, whose second factor would be -inf where the first is 0.
+    # p log p is 0 where p is 0; 0 times -inf would be NaN.
     entropy = -(head.exp() * renormalized.masked_fill(~support_mask, 0.0)).sum(1)
     return logprobs - normalizer, head, entropy
 

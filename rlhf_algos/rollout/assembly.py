@@ -135,7 +135,7 @@ def _check_distribution(response: ScoredResponse, sampling: SamplingSettings) ->
 
     mass = np.exp(logprobs).sum(axis=1)
     refuse(np.isnan(logprobs).any(axis=1), "the recorded distribution holds NaN")
-    refuse((np.diff(logprobs, axis=1) > _LOGPROB_TOLERANCE).any(axis=1), "the recorded head is not sorted")
+    refuse((logprobs[:, 1:] > logprobs[:, :-1] + _LOGPROB_TOLERANCE).any(axis=1), "the recorded head is not sorted")
     refuse(mass > 1.0 + _MASS_TOLERANCE, f"the recorded probabilities add up to {mass.max():.6f}, above 1")
     is_sampled = ids == token_ids
     agree = np.abs(logprobs - sampled) <= _LOGPROB_TOLERANCE

@@ -181,16 +181,22 @@ def run_router(
     def choose(live: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
+        if calls > 1:
+            raise _miscounted(scope.name_of(layer), router, adapter, "more than one choice")
         return scope.choose(layer, live, recomputing=recomputing)
 
     output = adapter.run(router, forward, choose, args, kwargs)
-    if calls != 1:
-        raise RuntimeError(
-            f"{scope.name_of(layer)} ({kind}) should choose experts once in its forward, but {type(adapter).__name__} "
-            f"saw {calls} choices. Its is_choice must accept exactly one call of torch.topk; if the router doesn't "
-            "call torch.topk, override the adapter's run."
-        )
+    if calls == 0:
+        raise _miscounted(scope.name_of(layer), router, adapter, "no choice")
     return output
+
+
+def _miscounted(name: str, router: nn.Module, adapter: RouterAdapter, seen: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name} ({type(router).__name__}) should choose experts once in its forward, but {type(adapter).__name__} saw "
+        f"{seen}. Its is_choice must accept exactly one call of torch.topk; if the router doesn't call torch.topk, "
+        "override the adapter's run."
+    )
 
 
 def _within_backward() -> bool:
@@ -251,4 +257,4 @@ def carry_routes_through_checkpoints(model: nn.Module) -> None:
                 "activation_checkpointing_enable({'use_reentrant': False})."
             )
         carry = CarryRoutes(keywords.get("context_fn", noop_context_fn))
-        module._gradient_checkpointing_func = functools.partial(function, context_fn=carry)  # type: ignore[assignment]
+        module._gradient_checkpointing_func = functools.partial(function, context_fn=carry)

@@ -22,6 +22,7 @@ def full_batch(lengths, seed=0) -> RolloutBatch:
         head_logprobs=rng.normal(size=(tokens, 3)).astype(np.float32),
         support_lengths=support_lengths,
         support_ids=rng.integers(0, 99, int(support_lengths.sum())).astype(np.int32),
+        support_logprobs=rng.normal(size=int(support_lengths.sum())).astype(np.float32),
         routes=rng.integers(0, 8, (len(batch.prompt_ids) + tokens - batch.num_samples, 2, 2)).astype(np.uint8),
         settings={"temperature": 1.0, "environment": "客"},
     )

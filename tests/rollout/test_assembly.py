@@ -79,21 +79,53 @@ def test_nan_names_sample_and_token():
         )
 
 
-def test_head_mass_above_one_is_an_error():
-    head = ([np.array([1, 2])], [np.array([-0.1, -0.2])])
-    with pytest.raises(RuntimeError, match="Sample 0: the recorded head has probability 1.72"):
-        assemble([response(0, [7], [5], head=head)], SamplingSettings(record_head=2), num_experts=None, settings={})
+@pytest.mark.parametrize(
+    "head_logprobs, sampled, fault",
+    [
+        ([-0.1, -0.2], -0.1, r"the recorded probabilities add up to 1.7235\d+, above 1"),
+        ([-2.3, -0.2], -2.3, r"the recorded head is not sorted"),
+        ([np.nan, -0.2], -0.2, r"the recorded distribution holds NaN"),
+        # Raw log-probabilities, or those of another temperature: the same token with two numbers.
+        ([-0.7, -1.2], -0.6, r"its own log q differs from the one in the recorded distribution"),
+        # The head's ids are 5 and 6; token 8 must be less likely than both.
+        ([-1.0, -1.2], None, r"it is likelier than the head's last entry but not in the head"),
+    ],
+)
+def test_a_head_that_is_not_the_sampled_distribution_is_an_error(head_logprobs, sampled, fault):
+    token, logprob = (5, sampled) if sampled is not None else (8, -1.1)
+    good = response(3, [7], [5], head=([np.array([5, 6])], [np.array([-0.7, -1.2])]), logprobs=[-0.7])
+    bad = response(4, [7], [token], head=([np.array([5, 6])], [np.array(head_logprobs)]), logprobs=[logprob])
+    settings = SamplingSettings(record_head=2)
+    with pytest.raises(RuntimeError, match=rf"Sample 4, token 0 \(id {token}\): {fault}"):
+        assemble([good, bad], settings, num_experts=None, settings={})
+    assert assemble([good], settings, num_experts=None, settings={}).head_ids.tolist() == [[5, 6]]
 
 
 def test_support_of_truncated_sampling_is_what_has_probability():
     head = (
         [np.array([5, 6, 9]), np.array([6, 1, 2])],
-        [np.array([-0.1, -2.3, -np.inf]), np.array([0.0, -np.inf, -np.inf])],
+        [np.array([np.log(0.9), np.log(0.1), -np.inf]), np.array([0.0, -np.inf, -np.inf])],
     )
-    batch = assemble([response(0, [7], [5, 6], head=head)], SamplingSettings(top_k=3), num_experts=None, settings={})
+    sampled = response(0, [7], [5, 6], head=head, logprobs=[float(np.log(0.9)), 0.0])
+    batch = assemble([sampled], SamplingSettings(top_k=3), num_experts=None, settings={})
     assert batch.support_lengths.tolist() == [2, 1]
     assert batch.support_ids.tolist() == [5, 6, 6]
+    assert batch.support_logprobs.tolist() == pytest.approx(np.log([0.9, 0.1, 1.0]).tolist(), abs=1e-6)
     assert batch.head_ids is None
+
+
+@pytest.mark.parametrize(
+    "ids, probabilities, fault",
+    [
+        ([5, 6], [0.5, 0.4], r"the support's probabilities add up to 0.900000 only"),
+        ([6, 9], [0.6, 0.4], r"it is missing from the support that it was sampled from"),
+    ],
+)
+def test_a_support_that_was_not_sampled_from_is_an_error(ids, probabilities, fault):
+    head = ([np.array(ids)], [np.log(probabilities)])
+    sampled = response(4, [7], [5], head=head, logprobs=[float(np.log(0.5))])
+    with pytest.raises(RuntimeError, match=rf"Sample 4, token 0 \(id 5\): {fault}"):
+        assemble([sampled], SamplingSettings(top_k=3), num_experts=None, settings={})
 
 
 def test_records_of_another_token_are_refused():

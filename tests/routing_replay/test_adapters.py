@@ -165,7 +165,7 @@ def test_a_router_without_topk_needs_an_adapter_of_its_own(registry):
     register_router_adapter(Adapter(ArgsortRouter))
     with pytest.raises(
         RuntimeError,
-        match=r"model\.layers\.1\.mlp\.gate \(ArgsortRouter\) should choose experts once .* Adapter saw 0 choices\.",
+        match=r"model\.layers\.1\.mlp\.gate \(ArgsortRouter\) should choose experts once .* Adapter saw no choice\.",
     ):
         check_router_replay(model_with(ArgsortRouter))
 
@@ -186,7 +186,7 @@ def test_a_router_that_seems_to_choose_twice(registry):
             return super().forward(hidden)
 
     register_router_adapter(Adapter(Twice))
-    with pytest.raises(RuntimeError, match="ran twice within one replay scope|saw 2 choices"):
+    with pytest.raises(RuntimeError, match=r"gate \(Twice\) should choose experts once .* saw more than one choice"):
         check_router_replay(model_with(Twice))
 
 
