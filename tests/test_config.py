@@ -20,6 +20,7 @@ def base() -> GRPOConfig:
         (lambda c: c.training(loss_reduction="mean"), r"loss_reduction='mean' must be one of"),
         (lambda c: c.training(loss_reduction="seq-mean-token-sum-norm"), r"loss_fixed_length=None\)"),
         (lambda c: c.training(loss_fixed_length=8), r"belongs to 'seq-mean-token-sum-norm'"),
+        (lambda c: c.training(unscorable_responses="zero"), r"unscorable_responses='zero' must be 'stop' or"),
         (lambda c: c.training(corrector="tos"), r"'tos'.*[Dd]id you mean.*'tis'"),
         (lambda c: c.training(corrector={"type": "tis", "hihg": 3.0}), r"hihg"),
         (lambda c: c.training(corrector={"type": "tis", "low": 3.0}), r"TIS.*low=3.0"),

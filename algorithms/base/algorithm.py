@@ -5,14 +5,13 @@ sample_groups -> group_advantages -> learners.update_from_rollouts -> publish ->
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
-import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -24,6 +23,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rlhf_algos.algorithms.base import weights
+from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.evaluation import EvaluationOnRolloutActors
 from rlhf_algos.algorithms.base.metrics import rollout_metrics, staleness_metrics
@@ -32,7 +32,6 @@ from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import check_resources
 from rlhf_algos.algorithms.base.rollouts import Rollouts, sample_groups
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.objectives import group_advantages
 from rlhf_algos.weight_sync import SharedWeights
 
 logger = logging.getLogger(__name__)
@@ -86,8 +85,8 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         """One iteration; results are logged under RLlib's keys."""
         with self.metrics.log_time((TIMERS, "sample"), reduce="mean"):
             rollouts = self._sample()
-        batch = self._with_advantages(rollouts.batch)
-        self._log_rollouts(rollouts, batch)
+        self._log_rollouts(rollouts)
+        batch = with_advantages(rollouts.batch, normalize_std=self.config.normalize_std)
         with self.metrics.log_time((TIMERS, "learner_update"), reduce="mean"):
             learner_metrics = self._update(batch)
         self.metrics.log_dict(learner_metrics, key=(LEARNER_RESULTS, DEFAULT_MODULE_ID), reduce="mean")
@@ -107,14 +106,6 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
             patience_s=self.config.env_runner_restore_timeout_s,
         )
 
-    def _with_advantages(self, batch: RolloutBatch) -> RolloutBatch:
-        advantages = group_advantages(
-            torch.tensor(batch.rewards),
-            torch.tensor(batch.group_ids),
-            normalize_std=self.config.normalize_std,
-        )
-        return dataclasses.replace(batch, advantages=advantages.numpy())
-
     def _update(self, batch: RolloutBatch) -> dict[str, float]:
         steps = self._episodes_sampled()
         # Into the object store once; every rank maps the same memory.
@@ -127,11 +118,13 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
     def _episodes_sampled(self) -> int:
         return int(self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
 
-    def _log_rollouts(self, rollouts: Rollouts, batch: RolloutBatch) -> None:
-        key = ENV_RUNNER_RESULTS
+    def _log_rollouts(self, rollouts: Rollouts) -> None:
+        key, batch = ENV_RUNNER_RESULTS, rollouts.batch
         self.metrics.log_dict(rollout_metrics(batch), key=key, reduce="mean")
         self.metrics.log_value((key, NUM_ENV_STEPS_SAMPLED_LIFETIME), batch.num_samples, reduce="lifetime_sum")
         self.metrics.log_value((key, "num_response_tokens_lifetime"), batch.num_response_tokens, reduce="lifetime_sum")
+        unscorable = int((~np.isfinite(batch.rewards)).sum())
+        self.metrics.log_value((key, "unscorable_responses_lifetime"), unscorable, reduce="lifetime_sum")
         for name in ("prompts_too_long", "groups_sampled_again"):
             self.metrics.log_value((key, f"{name}_lifetime"), getattr(rollouts, name), reduce="lifetime_sum")
         self.metrics.log_dict(staleness_metrics(batch, self._weight_version), key="staleness", reduce="mean")

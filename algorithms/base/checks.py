@@ -143,6 +143,12 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
         config.loss_fixed_length,
         "positive)",
     )
+    _require(
+        config.unscorable_responses in ("stop", "leave_out"),
+        "training(unscorable_responses",
+        config.unscorable_responses,
+        "'stop' or 'leave_out')",
+    )
     check_corrector(make_corrector(config.corrector))
     _require(config.router_replay in ("none", None), "training(router_replay", config.router_replay, "'none')")
     for name in ("weight_decay", "adam_eps"):

@@ -56,6 +56,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         self.normalize_std = True
         self.loss_reduction = "token-mean"
         self.loss_fixed_length: int | None = None
+        self.unscorable_responses = "stop"
         self.corrector: Any = "none"
         self.router_replay: Any = "none"
         self.adam_betas: Sequence[float] = (0.9, 0.999)
@@ -211,6 +212,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         normalize_std: bool = NotProvided,
         loss_reduction: str = NotProvided,
         loss_fixed_length: int | None = NotProvided,
+        unscorable_responses: str = NotProvided,
         corrector: Any = NotProvided,
         router_replay: Any = NotProvided,
         adam_betas: Sequence[float] = NotProvided,
@@ -227,6 +229,9 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             loss_reduction: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" or
                 "seq-mean-token-sum-norm" (MATH 4.1).
             loss_fixed_length: the length that "seq-mean-token-sum-norm" divides by.
+            unscorable_responses: what happens if the environment's reward raises or is no finite number: "stop" the run
+                with an error that names the sample, or "leave_out": the sample is not trained on, its group's mean is
+                that of the others, and `unscorable_responses_lifetime` counts it.
             corrector: what is done about the difference between trainer and sampler: a name ("none", "is", "tis",
                 "icepop", "sequence_tis", "sequence_mask"), {"type": "tis", "high": 3.0}, a `Corrector` or the dotted
                 path of a class of your own.
@@ -244,6 +249,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             normalize_std=normalize_std,
             loss_reduction=loss_reduction,
             loss_fixed_length=loss_fixed_length,
+            unscorable_responses=unscorable_responses,
             corrector=corrector,
             router_replay=router_replay,
             adam_betas=adam_betas,

@@ -71,7 +71,7 @@ class EvaluationOnRolloutActors(Algorithm):
     def _play_both_ways(self) -> dict[str, float]:
         results = rollout_metrics(self._play_evaluation(greedy=False))
         if self.config.greedy_evaluation:
-            results["greedy_return_mean"] = float(self._play_evaluation(greedy=True).rewards.mean())
+            results["greedy_return_mean"] = rollout_metrics(self._play_evaluation(greedy=True))["episode_return_mean"]
         return results
 
     def _play_evaluation(self, *, greedy: bool) -> RolloutBatch:

@@ -5,24 +5,35 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from rlhf_algos.algorithms.base.advantages import scored_with_others
 from rlhf_algos.batch import FINISH_LENGTH, RolloutBatch
 from rlhf_algos.objectives import zero_std_group_fraction
 
 
 def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Reward, length and ending of the responses."""
-    return {
-        "episode_return_mean": float(batch.rewards.mean()),
-        "episode_return_min": float(batch.rewards.min()),
-        "episode_return_max": float(batch.rewards.max()),
+    """Reward, length and ending of the responses.
+
+    Raises:
+        ValueError: if no response could be scored.
+    """
+    rewards = batch.rewards[np.isfinite(batch.rewards)]
+    if not len(rewards):
+        raise ValueError(f"None of the {batch.num_samples} responses could be scored; look at the actors' warnings.")
+    comparable = scored_with_others(batch)
+    metrics = {
+        "episode_return_mean": float(rewards.mean()),
+        "episode_return_min": float(rewards.min()),
+        "episode_return_max": float(rewards.max()),
         "response_length_mean": float(batch.response_lengths.mean()),
         "truncated_fraction": float((batch.finish_reasons == FINISH_LENGTH).mean()),
-        "zero_std_group_fraction": float(
-            zero_std_group_fraction(torch.tensor(batch.rewards), torch.tensor(batch.group_ids))
-        ),
         "num_episodes": float(batch.num_samples),
         "num_response_tokens": float(batch.num_response_tokens),
     }
+    if comparable.any():
+        groups = torch.tensor(batch.group_ids[comparable])
+        fraction = zero_std_group_fraction(torch.tensor(batch.rewards[comparable]), groups)
+        metrics["zero_std_group_fraction"] = float(fraction)
+    return metrics
 
 
 def staleness_metrics(batch: RolloutBatch, weight_version: int) -> dict[str, float]:

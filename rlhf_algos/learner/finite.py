@@ -33,11 +33,12 @@ def require_finite_batch(batch: RolloutBatch) -> None:
     Raises:
         ValueError: names the sample and the value.
     """
+    trained = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples) > 0
     per_sample = {"reward": batch.rewards, "advantage": batch.advantages}
     for name, values in per_sample.items():
         if values is None:
             raise ValueError(f"The batch has no {name}s.")
-        bad = np.flatnonzero(~np.isfinite(values))
+        bad = np.flatnonzero(~np.isfinite(values) & trained)
         if len(bad):
             raise ValueError(f"The {name} of sample {batch.sample_ids[bad[0]]} is {values[bad[0]]}; step stopped.")
     mask = as_tensor(batch.loss_mask)

@@ -20,7 +20,7 @@ _LOGPROB_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class ScoredResponse:
-    """One finished episode: who it is, what was sampled, what it earned."""
+    """One finished episode: who it is, what was sampled, what it earned (NaN if nobody could say)."""
 
     sample_id: int
     group_id: int
@@ -73,7 +73,8 @@ def assemble(
         ),
         prompt_ids=_flat([g.prompt_ids for g in generations], np.int64),
         response_ids=_flat([g.token_ids for g in generations], np.int64),
-        loss_mask=np.ones(int(lengths.sum()), dtype=np.bool_),
+        # A response without a reward is not trained on.
+        loss_mask=np.repeat(np.isfinite([r.reward for r in responses]), lengths),
         rollout_logprobs=_flat([g.logprobs for g in generations], np.float32),
         weight_versions=np.repeat(np.array([r.weight_version for r in responses], dtype=np.int64), lengths),
         head_ids=head_ids,

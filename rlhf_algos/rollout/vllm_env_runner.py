@@ -311,8 +311,11 @@ class VLLMEnvRunner(EnvRunner):
         try:
             _, reward, terminated, truncated, _ = environment.step(text)
         except Exception as error:
-            error.add_note(f"while scoring sample {sample} of group {group}; the run was stopped")
-            raise
+            if self.config.unscorable_responses == "stop":
+                error.add_note(f"while scoring sample {sample} of group {group}; the run was stopped")
+                raise
+            logger.warning("Sample %d of group %d can't be scored and is left out: %r", sample, group, error)
+            reward, terminated, truncated = float("nan"), True, False
         if not (terminated or truncated):
             raise ValueError(
                 f"{environment.unwrapped} asked for another turn after sample {sample}; this rollout actor plays "

@@ -165,3 +165,37 @@ def test_a_failing_reward_stops_the_run_and_names_the_sample(actors_for):
 
     with pytest.raises(Exception, match="the reward is nan, it must be a finite number"):
         call(actors_for("untied"), sample)
+
+
+@pytest.mark.parametrize("fault", ["nan", "none", "raises"])
+def test_on_request_an_unscorable_response_is_left_out(actors_for, fault):
+    """B27: NaN, None and an exception mean the same; the others of the group keep their rewards."""
+
+    def sample(runner):
+        from rlhf_algos.envs import PromptEnv, env_creator_for
+
+        class Moody(PromptEnv):
+            def prompt(self, rng):
+                return "1+1="
+
+            def reward(self, response):
+                if len(response) % 2 == 0:
+                    return float(len(response))
+                if fault == "raises":
+                    raise RuntimeError("the judge does not answer")
+                return float("nan") if fault == "nan" else None
+
+        creators = runner._creators
+        runner._creators = {**creators, "training": env_creator_for(lambda c: Moody(split="all"))}
+        runner._environments = {}
+        runner.config = runner.config.copy(copy_frozen=False).training(unscorable_responses="leave_out")
+        try:
+            runner._weight_version = 0
+            return runner.sample_groups([5, 6, 7], weight_version=0)[0]
+        finally:
+            runner._creators, runner._environments = creators, {}
+
+    batch = call(actors_for("untied"), sample)
+    scored = np.isfinite(batch.rewards)
+    assert 0 < scored.sum() < 12
+    assert np.array_equal(batch.loss_mask, np.repeat(scored, batch.response_lengths))

@@ -158,11 +158,28 @@ def test_head_is_the_samplers_most_probable_tokens():
         close(moments.mean, q - q_hat)
 
 
-def test_tail_floor_changes_the_answer():  # (7.7)
-    p, q, ones = float64([0.9, 0.1]), float64([0.6, 0.4]), torch.ones(2, dtype=torch.float64)
-    # alpha = 0.4 / 0.2 instead of 0.4 / 0.1: the tail weighs 0.2, and mu = 0.6 s_0 + 0.2 s_1.
+@pytest.mark.parametrize(
+    ("p", "q", "tail"),
+    # alpha = 0.4 / 0.2 instead of 0.4 / 0.1, and 0.2 / 0.4 instead of 0.1 / 0.4: in both the tail weighs 0.2.
+    [([0.9, 0.1], [0.6, 0.4], 0.2), ([0.6, 0.4], [0.9, 0.1], 0.2)],
+)
+def test_tail_floor_changes_the_answer(p, q, tail):  # (7.7)
+    p, q, ones = float64(p), float64(q), torch.ones(2, dtype=torch.float64)
     moments = estimator_moments(p.log(), q, ones, WEIGHTS["none"], centering="head", head_size=1, tail_floor=0.2)
-    close(moments.mean, 0.2 * float64([-0.9, 0.9]))
+    # The head's parts of E_q[s] and mu are equal; s_1 = (-p_0, p_0).
+    close(moments.mean, (q[1] - tail) * p[0] * float64([-1.0, 1.0]))
+
+
+def test_head_holds_no_token_of_probability_zero():
+    p, q, ones = float64([0.5, 0.3, 0.2]), float64([0.8, 0.2, 0.0]), torch.ones(3, dtype=torch.float64)
+    # With the weight p / q the tail's part is the on-policy one, sum of p_v s_v, whatever alpha is: nothing is left.
+    q_of_one, importance = float64([1.0, 0.0, 0.0]), WEIGHTS["importance"]
+    moments = estimator_moments(p.log(), q_of_one, ones, importance, centering="head", head_size=2)
+    close(moments.mean, p[0] * float64([0.5, -0.3, -0.2]))
+    # The whole vocabulary has no tail (7.8), not even for a token that only the trainer knows.
+    exact = estimator_moments(p.log(), q, ones, importance, centering="exact")
+    whole = estimator_moments(p.log(), q, ones, importance, centering="head", head_size=3)
+    assert torch.equal(whole.mean, exact.mean)
 
 
 def test_token_that_the_sampler_never_takes():
