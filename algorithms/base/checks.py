@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from transformers import AutoConfig
+
 from rlhf_algos.corrections import check_corrector, make_corrector
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.objectives.reduction import REDUCTION_MODES
+from rlhf_algos.routing_replay import make_router_replay, moe_layers
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
@@ -150,7 +153,7 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
         "'stop' or 'leave_out')",
     )
     check_corrector(make_corrector(config.corrector))
-    _require(config.router_replay in ("none", None), "training(router_replay", config.router_replay, "'none')")
+    _check_routes(config)
     for name in ("weight_decay", "adam_eps"):
         value = getattr(config, name)
         _require(math.isfinite(value) and value >= 0, f"training({name}", value, "finite and at least 0)")
@@ -161,6 +164,20 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
         betas,
         "two numbers from 0 to below 1)",
     )
+
+
+def _check_routes(config: LanguageModelAlgorithmConfig) -> None:
+    """Raises if routes are wanted of a model whose routers can't be found."""
+    if not (make_router_replay(config.router_replay).replays or config.records_routes()):
+        return
+    model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
+    try:
+        moe_layers(model_config, trust_remote_code=config.trust_remote_code)
+    except ValueError as error:
+        raise ValueError(
+            f"training(router_replay={config.router_replay!r}), sampling(record_routes={config.record_routes}) with "
+            f"language_model({config.language_model_path!r}): {error}"
+        ) from error
 
 
 def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:

@@ -14,6 +14,7 @@ from rlhf_algos.envs import EnvCreator, env_creator_for
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.sampling import SamplingSettings
+from rlhf_algos.routing_replay import make_router_replay
 
 
 class LanguageModelAlgorithmConfig(AlgorithmConfig):
@@ -235,7 +236,9 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             corrector: what is done about the difference between trainer and sampler: a name ("none", "is", "tis",
                 "icepop", "sequence_tis", "sequence_mask"), {"type": "tis", "high": 3.0}, a `Corrector` or the dotted
                 path of a class of your own.
-            router_replay: "none".
+            router_replay: whose experts the trainer's mixture-of-experts layers use: "none" (their own), "r3" (those
+                that the sampler chose), "r2" (those of the trainer's own old-policy pass), a `RouterReplay` or the
+                dotted path of a class of your own.
             adam_betas: AdamW's.
             adam_eps: AdamW's.
             weight_decay: AdamW's.
@@ -279,8 +282,12 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             max_response_tokens=self.max_response_tokens,
             stop_token_ids=tuple(self.stop_token_ids),
             record_head=0 if self.in_evaluation else self.record_head,
-            record_routes=self.record_routes,
+            record_routes=self.records_routes(),
         )
+
+    def records_routes(self) -> bool:
+        """Whether rollout actors record the experts: on request, or for a replay of them."""
+        return self.record_routes or make_router_replay(self.router_replay).uses_rollout_routes
 
     def mismatch_injected(self) -> MismatchInjection:
         """What is done to the sampler on purpose."""
@@ -306,6 +313,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
                 "gradient_checkpointing": self.gradient_checkpointing,
                 "trust_remote_code": self.trust_remote_code,
                 "temperature": self.temperature,
+                "handles_routes": self.records_routes() or make_router_replay(self.router_replay).replays,
             },
         )
 

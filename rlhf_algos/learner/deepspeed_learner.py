@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from rlhf_algos.learner.finite import require_finite, require_finite_batch
 from rlhf_algos.learner.module import LanguageModelModule
 from rlhf_algos.learner.packing import MicroBatch, as_tensor, make_micro_batch, plan_micro_batches
 from rlhf_algos.learner.process_group import ensure_process_group
+from rlhf_algos.learner.routing import Routing
 from rlhf_algos.learner.statistics import TokenStatistics
 from rlhf_algos.objectives import finalize_mismatch, loss_weights, mismatch_sums
 from rlhf_algos.objectives.mismatch import MAX_ENTRIES
@@ -46,11 +48,13 @@ class DeepSpeedLearner(TorchLearner):
         engine: DeepSpeed's.
         statistics: of the update that is running.
         corrector: the configured `Corrector`.
+        routing: what is replayed in which pass.
     """
 
     engine: deepspeed.DeepSpeedEngine
     statistics: TokenStatistics
     corrector: Corrector
+    routing: Routing
 
     # ---- building -------------------------------------------------------------------------------------------
 
@@ -146,9 +150,13 @@ class DeepSpeedLearner(TorchLearner):
         require_finite_batch(batch)
         self.statistics = TokenStatistics()
         self.corrector = make_corrector(self.config.corrector)
+        self.routing = Routing(self.module[DEFAULT_MODULE_ID].replayer, self.config.router_replay, self.statistics)
+        self.routing.require_routes(batch)
         optimizer_batches = list(self._optimizer_batches(batch))
+        old_logprobs = None
         # With a single step the current policy still is the old one, so its own pass gives log p0.
-        old_logprobs = self._old_policy_pass(batch) if len(optimizer_batches) > 1 else None
+        if len(optimizer_batches) > 1 or self.routing.needs_old_policy_pass:
+            old_logprobs, batch = self._old_policy_pass(batch)
         losses, grad_norms = [], []
         for indices in optimizer_batches:
             token_rows = np.isin(batch.token_sample_index, indices)
@@ -192,7 +200,8 @@ class DeepSpeedLearner(TorchLearner):
         micro_batches = self._micro_batches(batch, weights, old_logprobs, with_head=self.trains_on_head)
         for number, micro_batch in enumerate(micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == len(micro_batches) - 1)
-            fwd_out = self.module[DEFAULT_MODULE_ID].forward_train(micro_batch)
+            with self.routing.of(micro_batch, measured=old_logprobs is None):
+                fwd_out = self.module[DEFAULT_MODULE_ID].forward_train(micro_batch)
             require_finite("log-probability", fwd_out.logprobs, micro_batch.loss_mask, micro_batch.sample_ids)
             loss = self.compute_loss_for_module(
                 module_id=DEFAULT_MODULE_ID, config=self.config, batch=micro_batch, fwd_out=fwd_out
@@ -207,9 +216,7 @@ class DeepSpeedLearner(TorchLearner):
                 f"The gradient norm is {grad_norm}; the weights of this learner are no longer usable and were not "
                 "published to the rollout actors. Lower training(lr=...) or set training(grad_clip=...)."
             )
-        if self.num_ranks > 1:
-            distributed.all_reduce(total.to(self._reduce_device()))
-        return float(total), grad_norm
+        return float(self._sum_over_ranks(total)), grad_norm
 
     def _reduce_device(self) -> str:
         return "cuda" if distributed.get_backend() == "nccl" else "cpu"
@@ -247,6 +254,7 @@ class DeepSpeedLearner(TorchLearner):
                     loss_weights=weights[rows],
                     old_logprobs=None if old_logprobs is None else old_logprobs[rows],
                     with_head=with_head,
+                    routed_experts=self.routing.num_experts,
                     is_dummy=is_dummy,
                     device=self.engine.device,
                 )
@@ -254,21 +262,33 @@ class DeepSpeedLearner(TorchLearner):
         return micro_batches
 
     @torch.no_grad()
-    def _old_policy_pass(self, batch: RolloutBatch) -> torch.Tensor:
-        """log p0 of every trained response token, `[T]` float32; the other rows are 0."""
+    def _old_policy_pass(self, batch: RolloutBatch) -> tuple[torch.Tensor, RolloutBatch]:
+        """log p0 of every trained response token, `[T]` float32, and the batch with the routes that updates replay.
+
+        The other rows are 0. All ranks get the result of all samples.
+        """
         old_logprobs = torch.zeros(batch.num_response_tokens)
-        if not batch.loss_mask.any():
-            return old_logprobs
-        for micro_batch in self._micro_batches(batch, torch.zeros(batch.num_response_tokens), None):
-            logprobs = self.module[DEFAULT_MODULE_ID].forward_train(micro_batch).logprobs
-            require_finite("log-probability", logprobs, micro_batch.loss_mask, micro_batch.sample_ids)
-            if not micro_batch.is_dummy:
-                old_logprobs[micro_batch.rows.cpu()] = logprobs.float().cpu()
-        if self.num_ranks > 1:
-            shared = old_logprobs.to(self._reduce_device())
-            distributed.all_reduce(shared)
-            old_logprobs = shared.cpu()
-        return old_logprobs
+        recorder = self.routing.recorder(batch)
+        if batch.loss_mask.any():
+            for micro_batch in self._micro_batches(batch, torch.zeros(batch.num_response_tokens), None):
+                with self.routing.of(micro_batch, measured=True, old_policy=True) as scope:
+                    logprobs = self.module[DEFAULT_MODULE_ID].forward_train(micro_batch).logprobs
+                require_finite("log-probability", logprobs, micro_batch.loss_mask, micro_batch.sample_ids)
+                if not micro_batch.is_dummy:
+                    old_logprobs[micro_batch.rows.cpu()] = logprobs.float().cpu()
+                    if recorder is not None and scope is not None:
+                        recorder.add(micro_batch, scope.live_routes)
+        old_logprobs = self._sum_over_ranks(old_logprobs)
+        if recorder is not None:
+            batch = dataclasses.replace(batch, routes=recorder.routes(self._sum_over_ranks))
+        return old_logprobs, batch
+
+    def _sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        if self.num_ranks == 1:
+            return values
+        shared = values.to(self._reduce_device())
+        distributed.all_reduce(shared)
+        return shared.cpu()
 
     def _finish_metrics(self, losses: list[float], grad_norms: list[float]) -> dict[str, float]:
         metrics, raw = self.statistics.reduce()

@@ -10,6 +10,7 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from rlhf_algos.learner.packing import MicroBatch
 from rlhf_algos.learner.policy import load_policy
 from rlhf_algos.objectives import ChunkedLogprobs, renormalize_on_support
+from rlhf_algos.routing_replay import RouteReplayer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -17,7 +18,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LanguageModelModule(TorchRLModule):
     """An `RLModule` around a Hugging Face causal language model.
 
-    `model_config` holds `path`, `dtype`, `gradient_checkpointing`, `trust_remote_code` and `temperature`.
+    `model_config` holds `path`, `dtype`, `gradient_checkpointing`, `trust_remote_code`, `temperature` and
+    `handles_routes`.
+
+    Attributes:
+        policy: the model.
+        replayer: gives the model's routers their experts; None unless `handles_routes`.
     """
 
     def setup(self) -> None:
@@ -30,6 +36,8 @@ class LanguageModelModule(TorchRLModule):
             gradient_checkpointing=settings["gradient_checkpointing"],
             trust_remote_code=settings["trust_remote_code"],
         )
+        # Before DeepSpeed wraps the model: it must find the routers as they are.
+        self.replayer = RouteReplayer(self.policy.causal_lm) if settings["handles_routes"] else None
         # The DeepSpeed engine wraps `policy` later. Kept out of torch's registry of submodules: it contains
         # `policy` itself, and would make every parameter appear twice.
         object.__setattr__(self, "run", self.policy)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.routing_replay import packed_routes
 
 
 def plan_micro_batches(lengths: np.ndarray, *, num_ranks: int, token_budget: int) -> list[list[list[int]]]:
@@ -90,6 +91,7 @@ class MicroBatch:
         sequences: the packed tokens.
         rows: `[T]` int64, where each token stands in the optimizer batch.
         sample_ids: `[T]` int64, the sample that each token belongs to.
+        packed_sample_ids: `[S]` int64, the sample of each packed sequence.
         loss_mask: `[T]` bool.
         loss_weights: `[T]` float32, the reduction of MATH 4 as one weight per token.
         advantages: `[T]` float32.
@@ -99,6 +101,8 @@ class MicroBatch:
             sampled token; None if the full distribution was sampled from.
         support_mask: `[T, largest support]` bool, False where `support_ids` is filled up.
         support_logprobs: `[T, largest support]` float32, their log q, -inf where filled up.
+        routes: `[N, L, E]` int64, recorded experts of every packed token, -1 at the last position of a sequence; None
+            if they are not needed.
         old_logprobs: `[T]` float32, log p0; None if the current pass is the old-policy pass.
         is_dummy: True for a pass that only keeps the collectives in step; all its masks are False.
     """
@@ -106,6 +110,7 @@ class MicroBatch:
     sequences: PackedSequences
     rows: torch.Tensor
     sample_ids: torch.Tensor
+    packed_sample_ids: torch.Tensor
     loss_mask: torch.Tensor
     loss_weights: torch.Tensor
     advantages: torch.Tensor
@@ -115,6 +120,7 @@ class MicroBatch:
     support_ids: torch.Tensor | None = None
     support_mask: torch.Tensor | None = None
     support_logprobs: torch.Tensor | None = None
+    routes: torch.Tensor | None = None
     old_logprobs: torch.Tensor | None = None
     is_dummy: bool = False
 
@@ -157,10 +163,14 @@ def make_micro_batch(
     loss_weights: torch.Tensor,
     old_logprobs: torch.Tensor | None = None,
     with_head: bool = False,
+    routed_experts: int | None = None,
     is_dummy: bool = False,
     device: torch.device | None = None,
 ) -> MicroBatch:
-    """Turns selected samples into tensors; `rows`, `loss_weights`, `old_logprobs` are `[T]` in the batch's order."""
+    """Turns selected samples into tensors; `rows`, `loss_weights`, `old_logprobs` are `[T]` in the batch's order.
+
+    With `routed_experts`, the number of experts to choose from, recorded routes come along.
+    """
     if batch.advantages is None:
         raise ValueError("The batch has no advantages; the algorithm computes them before the learner's update.")
     token_sample = batch.token_sample_index
@@ -171,6 +181,7 @@ def make_micro_batch(
         sequences=pack_sequences(batch, device),
         rows=rows.to(device),
         sample_ids=tensor(batch.sample_ids[token_sample]),
+        packed_sample_ids=tensor(batch.sample_ids),
         loss_mask=tensor(mask),
         loss_weights=(torch.zeros_like(loss_weights) if is_dummy else loss_weights).to(device),
         advantages=tensor(batch.advantages[token_sample]),
@@ -182,6 +193,9 @@ def make_micro_batch(
         support_ids=None if support_ids is None else tensor(support_ids),
         support_mask=None if support_mask is None else tensor(support_mask),
         support_logprobs=None if support_logprobs is None else tensor(_where_trained(support_logprobs, mask)),
+        routes=None
+        if routed_experts is None or batch.routes is None
+        else packed_routes(batch, num_experts=routed_experts, device=device),
         old_logprobs=None if old_logprobs is None else old_logprobs.to(device),
         is_dummy=is_dummy,
     )

@@ -11,11 +11,27 @@ import numpy as np
 from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP, RolloutBatch
 from rlhf_algos.rollout.sampling import SamplingSettings
 from rlhf_algos.rollout.vllm_engine import Generation
+from rlhf_algos.routing_replay import moe_layer_routes, route_dtype
 
 # The total of the recorded head's probabilities may exceed 1 by float error, not by more.
 _MASS_TOLERANCE = 1e-4
 # The same number, read from two places of the engine's record.
 _LOGPROB_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class RouterLayout:
+    """Where a model has routers.
+
+    Attributes:
+        moe_layers: decoder layers with a router.
+        num_decoder_layers: all of them.
+        num_experts: to choose from, which decides how routes are stored.
+    """
+
+    moe_layers: tuple[int, ...]
+    num_decoder_layers: int
+    num_experts: int
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,7 @@ def assemble(
     responses: Sequence[ScoredResponse],
     sampling: SamplingSettings,
     *,
-    num_experts: int | None,
+    router: RouterLayout | None,
     settings: dict[str, Any],
 ) -> RolloutBatch:
     """Packs responses, in the given order, into flat arrays.
@@ -41,7 +57,7 @@ def assemble(
     Args:
         responses: finished episodes.
         sampling: what was asked to be recorded; anything missing is an error.
-        num_experts: routed experts of the model, which decides the routes' width; None without routes.
+        router: where the engine's routes stand; None without routes.
         settings: stored with the batch.
 
     Raises:
@@ -59,8 +75,13 @@ def assemble(
         head_logprobs = _stack([row for g in generations for row in g.head_logprobs], np.float32, sampling.record_head)
     routes = None
     if sampling.record_routes:
-        dtype = np.uint8 if num_experts is None or num_experts <= 256 else np.uint16
-        routes = np.concatenate([_routes(g) for g in generations]).astype(dtype, copy=False)
+        assert router is not None
+        recorded = moe_layer_routes(
+            np.concatenate([rows for g in generations for rows in g.route_rows]),
+            router.moe_layers,
+            router.num_decoder_layers,
+        )
+        routes = recorded.astype(route_dtype(router.num_experts), copy=False)
     support = _supports(generations) if sampling.truncates else {}
     return RolloutBatch(
         sample_ids=np.array([r.sample_id for r in responses], dtype=np.int64),
@@ -158,10 +179,6 @@ def _supports(generations: Sequence[Generation]) -> dict[str, np.ndarray]:
         "support_ids": np.concatenate([np.zeros(0), *(ids for ids, _ in kept)]).astype(np.int32),
         "support_logprobs": np.concatenate([np.zeros(0), *(logprobs for _, logprobs in kept)]).astype(np.float32),
     }
-
-
-def _routes(generation: Generation) -> np.ndarray:
-    return np.concatenate(generation.route_rows)
 
 
 def _stack(rows: list[np.ndarray], dtype: Any, width: int) -> np.ndarray:

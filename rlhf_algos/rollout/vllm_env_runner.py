@@ -17,21 +17,32 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES,
     WEIGHTS_SEQ_NO,
 )
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
-from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
 from rlhf_algos.rollout.vllm_engine import Generation, GenerationRequest, VLLMEngine
+from rlhf_algos.routing_replay import RouteReplayer
 from rlhf_algos.weight_sync import checkpoint_layout
 
 logger = logging.getLogger(__name__)
 
 # Keep the noise of training, of sampled evaluation and of environments apart.
 _TRAINING, _EVALUATION, _ENVIRONMENT = 0, 1, 2
+
+
+def router_layout(config: Any) -> RouterLayout:
+    """Where the configured model has routers."""
+    model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
+    # Without memory for the weights: only its modules matter.
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=config.trust_remote_code)
+    routers = RouteReplayer(model)
+    return RouterLayout(routers.decoder_layers, model_config.num_hidden_layers, routers.num_experts)
 
 
 class VLLMEnvRunner(EnvRunner):
@@ -55,8 +66,7 @@ class VLLMEnvRunner(EnvRunner):
         torch.set_num_threads(max(1, int(config.num_cpus_per_env_runner)))
         self._environments: dict[str, list[gymnasium.Env[Any, str]]] = {}
         self.configure(config)
-        model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
-        self._num_experts = getattr(model_config, "num_experts", getattr(model_config, "num_local_experts", None))
+        self._router = router_layout(config) if self._sampling.record_routes else None
         self._engine = VLLMEngine(
             config.model_path(),
             {"trust_remote_code": config.trust_remote_code, "seed": 0, "skip_tokenizer_init": True}
@@ -279,7 +289,7 @@ class VLLMEnvRunner(EnvRunner):
             "environment": str(self.config.env),
             "mismatch_injection": self.config.mismatch_injected().as_dict(),
         } | sampling.as_dict()
-        return assemble(ordered, sampling, num_experts=self._num_experts, settings=settings), too_long
+        return assemble(ordered, sampling, router=self._router, settings=settings), too_long
 
     def _request(
         self, sample: int, prompt_ids: list[int], sampling: SamplingSettings, noise: int

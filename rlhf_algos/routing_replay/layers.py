@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from rlhf_algos.routing_replay.adapters import find_routers
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def moe_layers(config: PretrainedConfig, *, trust_remote_code: bool = False) -> tuple[int, ...]:
@@ -22,6 +25,9 @@ def moe_layers(config: PretrainedConfig, *, trust_remote_code: bool = False) -> 
         ValueError: the model is dense or its router is unknown (see `find_routers`), or a router's name does not
             contain exactly one number.
     """
+    # Takes seconds to import, and configurations import this package.
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     routers = find_routers(model)

@@ -94,7 +94,7 @@ class RouteReplayer:
                 f"routes must have shape [tokens, {self.num_layers} mixture-of-experts layers, {self.top_k} experts], "
                 f"got {tuple(routes.shape)}."
             )
-        # Unsigned 16-bit tensors can't be compared.
+        # Unsigned 16-bit tensors can't be sorted or compared.
         ordered = routes.long().sort(dim=-1).values
         kept_live = (ordered == -1).all(dim=-1)
         outside = ((ordered < 0) | (ordered >= self.num_experts)).any(dim=-1) & ~kept_live

@@ -1,6 +1,6 @@
 """How routes reach the routers: a scope around one forward pass, which its recomputations enter again.
 
-Nothing is stored on the model. The active scopes stand in a context variable, so they belong to one thread and to one
+No routes are stored on the model. The active scopes stand in a context variable, so they belong to one thread and to one
 `with` block. Activation checkpointing takes them along: torch's `checkpoint` asks its `context_fn` once per forward for
 the context in which to recompute, and gets the scopes of that moment. Hence several micro-batches can be in flight,
 and the recomputation may run in another thread (on a GPU, it does).
@@ -63,8 +63,9 @@ class ReplayScope:
     def replayed(self) -> Tensor:
         """`[N, L]` bool: where the given routes took the place of the live ones."""
         if self._routes is None:
-            return torch.zeros(self.live_routes.shape[:2], dtype=torch.bool)
-        return self._routes[..., 0] >= 0
+            return torch.zeros_like(self.live_routes[..., 0], dtype=torch.bool)
+        # Unsigned 16-bit tensors can't be compared.
+        return self._routes[..., 0].long() >= 0
 
     def __enter__(self) -> ReplayScope:
         if self._entered:

@@ -19,7 +19,7 @@ def batch_of(*groups):
         ScoredResponse(sample, group, Generation([7], [5, 2], [-0.1, -0.2], finish_reason="stop"), reward, 0)
         for sample, (group, reward) in enumerate(rewards)
     ]
-    return assemble(responses, SamplingSettings(), num_experts=None, settings={})
+    return assemble(responses, SamplingSettings(), router=None, settings={})
 
 
 def test_the_others_are_compared_with_each_other():

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -187,3 +188,17 @@ def test_a_failing_import_inside_the_users_module_is_told(tmp_path, monkeypatch)
     with pytest.raises(ImportError, match="No module named 'a_package_that_is_missing'") as caught:
         make_corrector("my_broken_corrector.Mine")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_the_documentation_names_every_corrector_with_its_defaults():  # B23: the docs say which mean is used
+    page = (Path(__file__).parents[2] / "docs/corrections.md").read_text()
+    for name, cls in CORRECTORS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f'| `"{name}"` |')]
+        assert f"`{cls.__name__}`" in row
+        settings = cls().settings()
+        if "low" in settings:
+            assert f"low {settings['low']:g}, high {settings['high']:g}" in row
+        if "aggregate" in settings:
+            assert f"{settings['aggregate']}, no veto" in row
+    for metric in ("tis", "tis_abs", "tis_clipfrac", "tis_weight", "tis_zero_fraction"):
+        assert f"| `{metric}` |" in page

@@ -13,6 +13,8 @@ from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.objectives import group_advantages
 from rlhf_algos.weight_sync import SharedWeights
 
+TRAINING_OPTIONS = ("corrector", "router_replay", "num_epochs", "minibatch_size")
+
 
 def config_for(model, **overrides) -> GRPOConfig:
     config = (
@@ -24,7 +26,8 @@ def config_for(model, **overrides) -> GRPOConfig:
         .env_runners(num_cpus_per_env_runner=0.25)
         .learners(num_learners=overrides.pop("num_learners", 1), num_cpus_per_learner=0.25)
         .deepspeed(zero_stage=overrides.pop("zero_stage", 1), token_budget=200)
-        .training(prompts_per_iteration=4, group_size=4, lr=overrides.pop("lr", 1e-3), num_epochs=1)
+        .training(prompts_per_iteration=4, group_size=4, lr=overrides.pop("lr", 1e-3))
+        .training(**{name: overrides.pop(name) for name in TRAINING_OPTIONS if name in overrides})
         .debugging(seed=0)
     )
     config.sampling(**overrides)
@@ -44,10 +47,10 @@ class Loop:
         weights.publish(self.learners, self.shared, self.version)
         weights.distribute(self.actors, self.shared, self.version)
 
-    def iterate(self):
+    def sample(self, first_group):
         batch = sample_groups(
             self.actors,
-            range(self.version * 4, self.version * 4 + 4),
+            range(first_group, first_group + 4),
             weight_version=self.version,
             restore=lambda: None,
             patience_s=60,
@@ -55,7 +58,10 @@ class Loop:
         # A random model earns no reward; lengths give every group a signal and each update some size.
         rewards = batch.response_lengths.astype(np.float32) + np.arange(batch.num_samples, dtype=np.float32) % 3
         advantages = group_advantages(torch.from_numpy(rewards), torch.from_numpy(batch.group_ids))
-        batch = dataclasses.replace(batch, rewards=rewards, advantages=advantages.numpy())
+        return dataclasses.replace(batch, rewards=rewards, advantages=advantages.numpy())
+
+    def iterate(self):
+        batch = self.sample(self.version * 4)
         metrics = on_learners(self.learners, lambda learner: learner.update_from_rollouts(batch, env_steps_sampled=0))
         self.version += 1
         self.publish()
@@ -94,8 +100,9 @@ def loop_for(actors_for, learner_pool, peaked_models):
     """A function that gives a `Loop` of the session's actors and learners."""
     loops = []
 
-    def get(name, dtype="float32", zero_stage=1, num_learners=1, lr=1e-3, **sampling):
-        config = config_for(peaked_models[name], zero_stage=zero_stage, num_learners=num_learners, lr=lr, **sampling)
+    def get(name, dtype="float32", zero_stage=1, num_learners=1, lr=1e-3, **options):
+        config = config_for(peaked_models[name], zero_stage=zero_stage, num_learners=num_learners, lr=lr, **options)
+        sampling = {key: value for key, value in options.items() if key not in TRAINING_OPTIONS}
         loops.append(Loop(actors_for(name, dtype, **sampling), learner_pool(config), config))
         return loops[-1]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP
-from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
 from rlhf_algos.rollout.vllm_engine import Generation, VLLMEngine
 
@@ -27,7 +27,7 @@ def test_arrays_stand_sample_by_sample():
     batch = assemble(
         [response(1, [9, 8], [5, 2]), response(0, [7], [5, 6, 8], finish="length", reward=0.0)],
         SamplingSettings(),
-        num_experts=None,
+        router=None,
         settings={"a": 1},
     )
     assert batch.sample_ids.tolist() == [1, 0]
@@ -47,7 +47,7 @@ def test_routes_are_joined_by_position():
     batch = assemble(
         [response(0, [7, 7], [5, 6], routes=rows)],
         SamplingSettings(record_routes=True),
-        num_experts=8,
+        router=RouterLayout((0,), 1, 8),
         settings={},
     )
     assert batch.routes[:, 0, 0].tolist() == [4, 4, 5]
@@ -59,14 +59,14 @@ def test_a_missing_route_is_an_error():
         assemble(
             [response(0, [7, 7], [5, 6], routes=rows)],
             SamplingSettings(record_routes=True),
-            num_experts=8,
+            router=RouterLayout((0,), 1, 8),
             settings={},
         )
 
 
 def test_a_missing_logprob_is_an_error():
     with pytest.raises(RuntimeError, match="Sample 4: vLLM returned 1 log-probabilities for 2 tokens"):
-        assemble([response(4, [7], [5, 6], logprobs=[-1.0])], SamplingSettings(), num_experts=None, settings={})
+        assemble([response(4, [7], [5, 6], logprobs=[-1.0])], SamplingSettings(), router=None, settings={})
 
 
 def test_nan_names_sample_and_token():
@@ -74,7 +74,7 @@ def test_nan_names_sample_and_token():
         assemble(
             [response(4, [7], [11, 7, 5], logprobs=[-0.42, -4.2, float("nan")])],
             SamplingSettings(),
-            num_experts=None,
+            router=None,
             settings={},
         )
 
@@ -97,8 +97,8 @@ def test_a_head_that_is_not_the_sampled_distribution_is_an_error(head_logprobs, 
     bad = response(4, [7], [token], head=([np.array([5, 6])], [np.array(head_logprobs)]), logprobs=[logprob])
     settings = SamplingSettings(record_head=2)
     with pytest.raises(RuntimeError, match=rf"Sample 4, token 0 \(id {token}\): {fault}"):
-        assemble([good, bad], settings, num_experts=None, settings={})
-    assert assemble([good], settings, num_experts=None, settings={}).head_ids.tolist() == [[5, 6]]
+        assemble([good, bad], settings, router=None, settings={})
+    assert assemble([good], settings, router=None, settings={}).head_ids.tolist() == [[5, 6]]
 
 
 def test_support_of_truncated_sampling_is_what_has_probability():
@@ -107,7 +107,7 @@ def test_support_of_truncated_sampling_is_what_has_probability():
         [np.array([np.log(0.9), np.log(0.1), -np.inf]), np.array([0.0, -np.inf, -np.inf])],
     )
     sampled = response(0, [7], [5, 6], head=head, logprobs=[float(np.log(0.9)), 0.0])
-    batch = assemble([sampled], SamplingSettings(top_k=3), num_experts=None, settings={})
+    batch = assemble([sampled], SamplingSettings(top_k=3), router=None, settings={})
     assert batch.support_lengths.tolist() == [2, 1]
     assert batch.support_ids.tolist() == [5, 6, 6]
     assert batch.support_logprobs.tolist() == pytest.approx(np.log([0.9, 0.1, 1.0]).tolist(), abs=1e-6)
@@ -125,7 +125,7 @@ def test_a_support_that_was_not_sampled_from_is_an_error(ids, probabilities, fau
     head = ([np.array(ids)], [np.log(probabilities)])
     sampled = response(4, [7], [5], head=head, logprobs=[float(np.log(0.5))])
     with pytest.raises(RuntimeError, match=rf"Sample 4, token 0 \(id 5\): {fault}"):
-        assemble([sampled], SamplingSettings(top_k=3), num_experts=None, settings={})
+        assemble([sampled], SamplingSettings(top_k=3), router=None, settings={})
 
 
 def test_records_of_another_token_are_refused():
