@@ -1,9 +1,9 @@
-"""The whole GRPO loop on one page, without a framework: to be read, and to check the library against.
+"""The whole GRPO loop with a correction on one page, without a framework: to read, and to check the library against.
 
     python examples/rl_loop.py --iterations 20
 
 Everything is padded and plain: one process, one model that samples and trains, PyTorch and transformers only.
-The library does the same with vLLM, DeepSpeed and Ray; `tests/examples/test_rl_loop.py` shows that both compute
+The library does the same with vLLM, DeepSpeed and Ray; `tests/learner/test_rl_loop.py` shows that both compute
 the same loss and gradient on the same batch.
 
 Dimensions in comments: B = samples = prompts * G, G = group size, N = longest prompt + response, V = vocabulary.
@@ -60,20 +60,24 @@ def next_token_logprobs(model: torch.nn.Module, samples: Samples, temperature: f
 def grpo_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
+    rollout_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     loss_mask: torch.Tensor,
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    weight_high: float = 2.0,
 ) -> torch.Tensor:
-    """The clipped surrogate, averaged over all sampled tokens of the batch ("token-mean").
+    """The clipped surrogate times a truncated importance weight (TIS), averaged over all sampled tokens of the batch.
 
-    logprobs, old_logprobs, loss_mask: [B, N-1]; advantages: [B], shared by the tokens of a response.
+    logprobs, old_logprobs, rollout_logprobs, loss_mask: [B, N-1]; advantages: [B], shared by the tokens of a response.
     """
     ratio = (logprobs - old_logprobs).exp()
     advantage = advantages[:, None]
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
-    return -surrogate[loss_mask].sum() / loss_mask.sum()
+    # What was sampled by q counts as if p0 had sampled it, up to a bound; the weight has no gradient.
+    weight = (old_logprobs - rollout_logprobs).clamp(-20, 20).exp().clamp(max=weight_high).detach()
+    return -(weight * surrogate)[loss_mask].sum() / loss_mask.sum()
 
 
 # ---- 4. sampling ---------------------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ def main() -> None:
         advantages = group_advantages(samples.rewards, arguments.group_size)
         logprobs = next_token_logprobs(model, samples, arguments.temperature)
         # One step per iteration: the old policy is the current one, and the ratio starts at 1.
-        loss = grpo_loss(logprobs, logprobs.detach(), advantages, samples.loss_mask)
+        loss = grpo_loss(logprobs, logprobs.detach(), samples.rollout_logprobs, advantages, samples.loss_mask)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -50,15 +50,17 @@ def test_advantages_agree(rl_loop):
 
 def test_loss_and_gradient_agree_with_the_library(rl_loop, learners, peaked_models):
     batch = make_batch([9, 3, 12, 5])
-    group = learners(num_learners=2, token_budget=25)
+    group = learners(num_learners=2, token_budget=25, corrector="tis")
     metrics = on_learners(group, lambda learner: learner.update_from_rollouts(batch, env_steps_sampled=0))[0]
     gradients = on_learners(group, lambda learner: learner.gradients)[0][0]
 
     model = AutoModelForCausalLM.from_pretrained(peaked_models["untied"], dtype=torch.float32)
     samples = padded(rl_loop, batch)
     logprobs = rl_loop.next_token_logprobs(model, samples, temperature=1.0)
-    loss = rl_loop.grpo_loss(logprobs, logprobs.detach(), torch.from_numpy(batch.advantages), samples.loss_mask)
+    advantages = torch.from_numpy(batch.advantages)
+    loss = rl_loop.grpo_loss(logprobs, logprobs.detach(), samples.rollout_logprobs, advantages, samples.loss_mask)
     loss.backward()
+    assert 0 < metrics["tis_clipfrac"] < 1
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert largest_relative_error(gradients, expected) < 1e-5
