@@ -135,10 +135,11 @@ def write_peaked_model(path: Path, *, tied: bool, model_type: str = "qwen3") -> 
 
 @pytest.fixture(scope="session")
 def peaked_models(tmp_path_factory) -> dict[str, Path]:
-    """Random models by name: "tied", "untied" (Qwen3-MoE) and "shared-expert" (Qwen2-MoE)."""
+    """Random models by name: "tied", "untied" (Qwen3-MoE) and "shared-expert" (Qwen2-MoE); and the "bundled" one."""
     root = tmp_path_factory.mktemp("models")
     return {
         "tied": write_peaked_model(root / "tied", tied=True),
         "untied": write_peaked_model(root / "untied", tied=False),
         "shared-expert": write_peaked_model(root / "shared-expert", tied=False, model_type="qwen2"),
+        "bundled": Path(resolve_model("rlhf_algos/tiny-moe")),
     }

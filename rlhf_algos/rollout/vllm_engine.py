@@ -80,6 +80,11 @@ class VLLMEngine:
         engine_args: any argument of `vllm.EngineArgs`.
         record_routes: have the engine return the routed experts.
 
+    Attributes:
+        max_model_len: tokens of a prompt and its response.
+        vocabulary_size: of the model.
+        cached_prompt_tokens: prompt tokens found in the prefix cache so far.
+
     Raises:
         RuntimeError: if another version of vLLM is installed than the one this file was written for.
     """
@@ -117,6 +122,7 @@ class VLLMEngine:
         self._template: tuple[GenerationRequest, Any] | None = None
         self.max_model_len: int = self._vllm_config.model_config.max_model_len
         self.vocabulary_size: int = self._vllm_config.model_config.get_vocab_size()
+        self.cached_prompt_tokens = 0
 
     # ---- sampling -------------------------------------------------------------------------------------------
 
@@ -174,6 +180,8 @@ class VLLMEngine:
                 self._check_sampled(key, output.new_token_ids, ids[:, 0])
             if output.routed_experts is not None:
                 generation.route_rows.append(output.routed_experts)
+            if output.prefill_stats is not None:
+                self.cached_prompt_tokens += output.prefill_stats.num_cached_tokens
             if output.finish_reason is not None:
                 generation.finish_reason = str(output.finish_reason)
                 finished.append((key, generation))

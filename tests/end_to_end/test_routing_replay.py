@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.envs import PromptEnv
 from tests.end_to_end.conftest import Loop, config_for
 
 
@@ -17,14 +18,27 @@ def update(group, batch):
 
 
 @pytest.fixture(scope="module")
-def bfloat16_batch(actors_for, learner_pool, peaked_models):
-    """Sampled by a bfloat16 engine, routes recorded."""
-    config = config_for(peaked_models["untied"], lr=0.0)
-    loop = Loop(actors_for("untied", "bfloat16"), learner_pool(config), config)
-    try:
-        return RolloutBatch.concatenate([loop.sample(first) for first in (0, 4, 8, 12)])
-    finally:
-        loop.close()
+def bfloat16_batches(actors_for, learner_pool, peaked_models):
+    """Batches by model, sampled by a bfloat16 engine, routes recorded."""
+    batches = {}
+
+    def get(model):
+        if model not in batches:
+            config = config_for(peaked_models[model], lr=0.0)
+            loop = Loop(actors_for(model, "bfloat16"), learner_pool(config), config)
+            try:
+                batches[model] = RolloutBatch.concatenate([loop.sample(first) for first in range(0, 32, 4)])
+            finally:
+                loop.close()
+        return batches[model]
+
+    return get
+
+
+@pytest.fixture
+def bfloat16_batch(bfloat16_batches):
+    """That of the random model with peaked routers."""
+    return bfloat16_batches("untied")
 
 
 @pytest.fixture
@@ -46,6 +60,14 @@ def test_r3_removes_the_routing_part_of_the_mismatch(metrics_with):
     assert without["train_rollout_logprob_abs_diff_max"] > 5 * with_r3["train_rollout_logprob_abs_diff_max"]
     layers = [without[f"route_mismatch_layer_{layer}"] for layer in range(2)]
     assert np.mean(layers) == pytest.approx(without["route_mismatch"], rel=1e-6)
+
+
+def test_on_the_trained_bundled_model_r3_lowers_the_mismatch_too(metrics_with, bfloat16_batches):
+    """k3 at least 2 times smaller: 32 small experts, none of which stands in for another."""
+    batch = bfloat16_batches("bundled")
+    without, with_r3 = (metrics_with(batch, model="bundled", router_replay=replay) for replay in ("none", "r3"))
+    assert without["route_mismatch"] > 0.005
+    assert without["mismatch_kl"] > 2 * with_r3["mismatch_kl"], (without, with_r3)
 
 
 @pytest.mark.parametrize("num_learners, zero_stage", [(2, 1), (2, 2), (2, 3)])
@@ -171,3 +193,41 @@ def test_activation_checkpointing_recomputes_with_the_same_routes(
         gradients.append(on_learners(group, lambda learner: learner.gradients)[0][0])
     for name, gradient in gradients[0].items():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-6), name
+
+
+class LongPrompt(PromptEnv):
+    """Prompts that fill several blocks of the engine's cache; two groups in a row share most of theirs."""
+
+    def prompt(self, rng):
+        return "0123456789" * 4 + f"{rng.integers(10, 99)}="
+
+    def reward(self, response):
+        return float(len(response))
+
+
+def test_routes_do_not_depend_on_the_prefix_cache(ray_session, peaked_models):
+    """Bar 6: the same tokens have the same routes, whether their prompt was computed or found in the cache."""
+    from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+    batches = {}
+    for caching in (True, False):
+        config = config_for(peaked_models["untied"]).environment(LongPrompt)
+        config.env_config = {"split": "all"}
+        config.vllm(max_model_len=64, block_size=32, enable_prefix_caching=caching)
+        config.validate()
+        group = EnvRunnerGroup(config=config, local_env_runner=False)
+
+        def sample(runner):
+            runner._weight_version = 0
+            # One group after the other, so that the second finds the first one's blocks.
+            parts = [runner.sample_groups([group_id], weight_version=0)[0] for group_id in range(4)]
+            return RolloutBatch.concatenate(parts), runner._engine.cached_prompt_tokens
+
+        try:
+            (batches[caching],) = on_env_runners(group, sample).values()
+        finally:
+            group.stop()
+    (cached, hits), (computed, no_hits) = batches[True], batches[False]
+    assert hits > 0 and no_hits == 0
+    assert np.array_equal(cached.response_ids, computed.response_ids)
+    assert np.array_equal(np.sort(cached.routes, -1), np.sort(computed.routes, -1))
