@@ -15,6 +15,7 @@ Nothing is padded: the tokens of all samples stand one after another, sample by 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -208,14 +209,26 @@ class RolloutBatch:
             arrays[name] = None if missing else np.concatenate(parts)
         return replace(batches[0], **arrays)
 
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of every field, its name, dtype and shape, and of the settings; equal batches have equal hashes."""
+        digest = hashlib.sha256(json.dumps(dict(self.settings), sort_keys=True).encode())
+        for name in _LAYOUT:
+            array = getattr(self, name)
+            if array is not None:
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
     def save(self, path: str | Path) -> Path:
-        """Writes one safetensors file with the settings as JSON in its header; returns its path."""
+        """Writes one safetensors file with settings (as JSON) and content hash in its header; returns its path."""
         path = Path(path)
         arrays = {name: getattr(self, name) for name in _LAYOUT if getattr(self, name) is not None}
         header = {
             "format": FORMAT,
             "format_version": str(FORMAT_VERSION),
             "settings": json.dumps(dict(self.settings), sort_keys=True),
+            "content_hash": self.content_hash,
         }
         # Written beside and renamed, so that a file under its final name is always whole.
         partial = path.with_name(path.name + ".partial")
@@ -228,7 +241,8 @@ class RolloutBatch:
         """Reads what `save` wrote.
 
         Raises:
-            ValueError: if the file is truncated, not a RolloutBatch, or of a later format version.
+            ValueError: if the file is truncated, not a RolloutBatch, of another format version, or its content is not
+                what was saved.
         """
         path = Path(path)
         try:
@@ -241,10 +255,10 @@ class RolloutBatch:
             raise ValueError(f"{path} is not a readable safetensors file (truncated?): {error}") from error
         if header.get("format") != FORMAT:
             raise ValueError(f"{path} is a safetensors file but not a RolloutBatch (its header says {header}).")
-        if int(header["format_version"]) > FORMAT_VERSION:
+        if header["format_version"] != str(FORMAT_VERSION):
             raise ValueError(
-                f"{path} has format version {header['format_version']}, this library reads up to {FORMAT_VERSION}; "
-                "update rlhf-algos."
+                f"{path} has format version {header['format_version']}, this library reads version {FORMAT_VERSION}; "
+                "use the version of rlhf-algos that wrote it, or sample the batch again."
             )
         unknown = set(arrays) - set(_LAYOUT)
         if unknown:
@@ -252,7 +266,10 @@ class RolloutBatch:
         required = {f.name for f in fields(RolloutBatch) if f.name in _LAYOUT and f.default is not None}
         if required - set(arrays):
             raise ValueError(f"{path} lacks the fields {sorted(required - set(arrays))}.")
-        return RolloutBatch(**arrays, settings=json.loads(header["settings"]))
+        batch = RolloutBatch(**arrays, settings=json.loads(header["settings"]))
+        if batch.content_hash != header.get("content_hash"):
+            raise ValueError(f"{path} was changed after it was saved: its content does not match the hash in its header.")
+        return batch
 
 
 def _token_rows(lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:
