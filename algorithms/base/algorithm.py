@@ -31,6 +31,7 @@ from rlhf_algos.algorithms.base.remote import on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import check_resources
 from rlhf_algos.algorithms.base.rollouts import Rollouts, sample_groups
+from rlhf_algos.algorithms.base.saved_batches import save_batch
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.weight_sync import SharedWeights
 
@@ -84,9 +85,11 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
     def training_step(self) -> None:
         """One iteration; results are logged under RLlib's keys."""
         with self.metrics.log_time((TIMERS, "sample"), reduce="mean"):
-            rollouts = self._sample()
+            rollouts = self._sample() if self.offline_data is None else Rollouts(self.offline_data.next_batch(), 0, 0)
         self._log_rollouts(rollouts)
         batch = with_advantages(rollouts.batch, normalize_std=self.config.normalize_std)
+        if self.config.save_batches is not None:
+            save_batch(batch, self.config.save_batches, self._iteration + 1)
         with self.metrics.log_time((TIMERS, "learner_update"), reduce="mean"):
             learner_metrics = self._update(batch)
         self.metrics.log_dict(learner_metrics, key=(LEARNER_RESULTS, DEFAULT_MODULE_ID), reduce="mean")
@@ -138,6 +141,8 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
 
     def _publish(self) -> None:
         """The trainer's weights become the newest version, and the actors get the one they are to sample with."""
+        if self.env_runner_group is None:
+            return
         weights.publish(self.learner_group, self._shared_weights, self._weight_version)
         self._distribute()
         self._shared_weights.remove_older(self._sampler_version)
@@ -151,8 +156,10 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
             injection=self.config.mismatch_injected(),
         )
 
-    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup | None) -> list[int]:
         """Brings restarted actors back, with the current weights before they sample anything."""
+        if env_runner_group is None:
+            return []
         restored = list(env_runner_group.probe_unhealthy_env_runners())
         if restored and env_runner_group is self.env_runner_group:
             self._distribute(restored)

@@ -186,7 +186,7 @@ def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
         raise ValueError(f"training(grad_clip_by={config.grad_clip_by!r}): DeepSpeed clips by 'global_norm' only.")
     if config.grad_clip is not None:
         _require(config.grad_clip > 0, "training(grad_clip", config.grad_clip, "positive, or None)")
-    if config.num_env_runners < 1 and not config.in_evaluation:
+    if config.num_env_runners < 1 and config.is_online and not config.in_evaluation:
         raise ValueError(
             f"env_runners(num_env_runners={config.num_env_runners}): at least one rollout actor is needed; a vLLM "
             "engine in the driver's own process would share its threads and memory with everything else there."

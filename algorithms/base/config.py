@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -10,7 +11,8 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.util.debug import log_once
 
 from rlhf_algos.algorithms.base import checks
-from rlhf_algos.envs import EnvCreator, env_creator_for
+from rlhf_algos.algorithms.base.saved_batches import SavedBatches
+from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.sampling import SamplingSettings
@@ -68,6 +70,8 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         self.grad_clip_by = "global_norm"
         self.num_epochs = 1
         self.minibatch_size = None
+        # debugging()
+        self.save_batches: str | None = None
         # Where RLlib's defaults don't fit.
         self.env_creator: EnvCreator | None = None
         self.num_env_runners = 1
@@ -259,6 +263,33 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             adam_eps=adam_eps,
             weight_decay=weight_decay,
         )
+
+    def debugging(self, *, save_batches: str | None = NotProvided, **kwargs: Any) -> Self:
+        """Sets RLlib's debugging options, and what is kept of each iteration.
+
+        Args:
+            save_batches: folder to which the batch of each iteration is written, with everything needed to train on it
+                again: `offline_data(input_=folder)` does, `rlhf-algos replay` compares corrections on it.
+            kwargs: RLlib's own: `seed`, `log_level`, ...
+        """
+        super().debugging(**kwargs)
+        return self._set(save_batches=save_batches)
+
+    def offline_data(self, *, input_: str | Path | Sequence[str | Path] = NotProvided, **kwargs: Any) -> Self:
+        """Trains on saved batches, one per iteration, without starting a rollout actor.
+
+        Args:
+            input_: saved batches, or folders of them, in the order of training.
+            kwargs: none of RLlib's other options has a meaning here.
+        """
+        if kwargs:
+            raise ValueError(f"offline_data({', '.join(kwargs)}): only input_ has a meaning for saved batches.")
+        self.num_env_runners = 0
+        self.offline_data_class = SavedBatches
+        # Spaces that RLlib otherwise asks of a rollout actor.
+        self.observation_space, self.action_space = PromptSpace(), UnicodeText()
+        self._is_online = False
+        return self._set(input_=input_)
 
     def _set(self, **values: Any) -> Self:
         for name, value in values.items():

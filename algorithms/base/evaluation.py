@@ -40,6 +40,11 @@ class EvaluationOnRolloutActors(Algorithm):
         """
         if self.eval_env_runner_group is not None:
             return super().evaluate(parallel_train_future)
+        if self.env_runner_group is None:
+            raise ValueError(
+                "evaluate() has no engine: offline_data(input_=...) starts no rollout actor. Set "
+                "evaluation(evaluation_num_env_runners=1)."
+            )
         make_callback(
             "on_evaluate_start",
             callbacks_objects=self.callbacks,

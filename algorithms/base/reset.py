@@ -74,6 +74,7 @@ def _processes(config: LanguageModelAlgorithmConfig) -> tuple[Any, ...]:
         config.trust_remote_code,
         config.vllm_engine_args(),
         config.sampling_settings().record_routes,
+        config.is_online,
         config.num_env_runners,
         config.num_cpus_per_env_runner,
         config.num_gpus_per_env_runner,

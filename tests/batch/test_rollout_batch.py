@@ -86,6 +86,29 @@ def test_bad_files_are_refused(tmp_path):
         RolloutBatch.load(later)
 
 
+def test_a_changed_file_is_noticed(tmp_path):
+    """One reward exchanged in the file, everything else as it was saved."""
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    path = full_batch([2, 3]).save(tmp_path / "batch.safetensors")
+    with safe_open(str(path), framework="numpy") as file:
+        header, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    arrays["rewards"] = arrays["rewards"][::-1].copy()
+    save_file(arrays, path, metadata=header)
+    with pytest.raises(ValueError, match="changed after it was saved"):
+        RolloutBatch.load(path)
+
+
+def test_the_hash_is_that_of_the_content():
+    batch = full_batch([2, 3])
+    assert batch.content_hash == full_batch([2, 3]).content_hash
+    assert dataclasses.replace(batch, settings={"temperature": 0.5}).content_hash != batch.content_hash
+    changed = batch.rollout_logprobs.copy()
+    changed[-1] += 1e-6
+    assert dataclasses.replace(batch, rollout_logprobs=changed).content_hash != batch.content_hash
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

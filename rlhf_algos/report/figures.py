@@ -1,0 +1,93 @@
+"""The page's charts, as Plotly figures in JSON. Colours are left to the page, which knows whether it is dark."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from rlhf_algos.report.groups import Group
+from rlhf_algos.report.palette import look_of
+from rlhf_algos.report.series import Chart, Series
+
+# With more points than this, a marker at each hides the line.
+_MOST_MARKERS = 25
+
+
+def figure_of(chart: Chart, groups: Sequence[Group]) -> dict[str, Any]:
+    """A chart: of each group the mean as a line and, with several runs, the spread as a band; failed runs dotted."""
+    figure = go.Figure(layout={"template": "none"})
+    for index, series in chart.groups.items():
+        if any(count > 1 for count in series.counts):
+            figure.add_trace(_band(index, series))
+    for index, series in chart.groups.items():
+        figure.add_trace(_line(index, series, groups[index].name))
+    for index, series in chart.failed:
+        figure.add_trace(_failed(index, series, groups[index].name))
+    figure.update_layout(
+        height=300,
+        margin={"l": 64, "r": 12, "t": 12, "b": 44},
+        hovermode="x unified",
+        showlegend=False,
+        xaxis={"title": {"text": "iteration"}, "automargin": True},
+        yaxis={"type": "log" if chart.metric.logarithmic else "linear", "automargin": True, "exponentformat": "power"},
+    )
+    layout: dict[str, Any] = figure.to_plotly_json()
+    # The template holds colours, and each figure would repeat it.
+    layout["layout"].pop("template")
+    return layout
+
+
+def _line(index: int, series: Series, name: str) -> Any:
+    look = look_of(index)
+    return go.Scatter(
+        x=series.iterations,
+        y=_rounded(series.means),
+        customdata=[
+            f" ({count} runs, {low:.4g} to {high:.4g})" if count > 1 else ""
+            for low, high, count in zip(series.lows, series.highs, series.counts, strict=True)
+        ],
+        name=_shown(name),
+        mode="lines+markers" if len(series.iterations) <= _MOST_MARKERS else "lines",
+        line={"dash": look.dash, "width": 2},
+        marker={"symbol": look.marker, "size": 6},
+        hovertemplate="%{y:.4g}%{customdata}",
+        meta={"group": index, "part": "line", "color": look.color},
+    )
+
+
+def _band(index: int, series: Series) -> Any:
+    return go.Scatter(
+        x=series.iterations + series.iterations[::-1],
+        y=_rounded(series.highs + series.lows[::-1]),
+        mode="lines",
+        line={"width": 0},
+        fill="toself",
+        hoverinfo="skip",
+        meta={"group": index, "part": "band", "color": look_of(index).color},
+    )
+
+
+def _failed(index: int, series: Series, name: str) -> Any:
+    return go.Scatter(
+        x=series.iterations,
+        y=_rounded(series.means),
+        name=f"failed: {_shown(name)}",
+        mode="lines+markers",
+        line={"dash": "dot", "width": 1},
+        marker={"symbol": "x-thin-open", "size": 6},
+        hovertemplate="%{y:.4g}",
+        meta={"group": index, "part": "failed", "color": look_of(index).color},
+    )
+
+
+def _shown(name: str) -> str:
+    # Plotly reads a name as a kind of HTML.
+    return html.escape(name, quote=False)
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    # Six digits are more than a chart shows; 17 would double the page.
+    return [float(f"{value:.6g}") for value in values]

@@ -1,0 +1,161 @@
+"""What a report draws: the sections of its charts, and the metrics in each (docs/metrics.md has their meaning)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROLLOUT = "env_runners/"
+HELD_OUT = "evaluation/env_runners/"
+_LEARNER = "learners/default_policy/"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One chart.
+
+    Attributes:
+        key: flat name of the metric in a result.
+        label: what the chart is called.
+        logarithmic: whether its axis is.
+        in_table: whether the table of final values has it.
+        held_out: whether it is measured by an evaluation, thus not at every iteration.
+    """
+
+    key: str
+    label: str
+    logarithmic: bool = False
+    in_table: bool = False
+
+    @property
+    def held_out(self) -> bool:
+        """Whether an evaluation measures it, thus not every iteration does."""
+        return self.key.startswith(HELD_OUT)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Charts that belong together.
+
+    Attributes:
+        name: short and without spaces, for file names and links.
+        title: heading.
+        about: one or two sentences on how to read the charts.
+        metrics: one chart each.
+    """
+
+    name: str
+    title: str
+    about: str
+    metrics: tuple[Metric, ...]
+
+
+SECTIONS = (
+    Section(
+        "reward",
+        "Reward",
+        "Mean reward over the responses that were trained on.",
+        (Metric(f"{ROLLOUT}episode_return_mean", "training reward", in_table=True),),
+    ),
+    Section(
+        "held-out",
+        "Held-out accuracy",
+        "Mean reward over the evaluation's problems, which are not trained on: the fraction solved where a reward is 0 "
+        "or 1. Sampled: answered as in training. Greedy: answered with the most probable tokens.",
+        (
+            Metric(f"{HELD_OUT}episode_return_mean", "held-out, sampled", in_table=True),
+            Metric(f"{HELD_OUT}greedy_return_mean", "held-out, greedy", in_table=True),
+            Metric(f"{HELD_OUT}sampler_episode_return_mean", "held-out, sampled from the injected sampler"),
+            Metric(f"{HELD_OUT}sampler_greedy_return_mean", "held-out, greedy by the injected sampler"),
+        ),
+    ),
+    Section(
+        "mismatch",
+        "Mismatch between trainer and sampler",
+        "How far apart the trainer's p0 and the sampler's q are on the trained tokens, on logarithmic axes; exact "
+        "agreement (0) has no place on them and is left out.",
+        (
+            Metric(f"{_LEARNER}train_rollout_logprob_abs_diff", "mean |log p0 − log q|", True, True),
+            Metric(f"{_LEARNER}mismatch_kl", "KL(q, p0), k3 estimate", True, True),
+            Metric(f"{_LEARNER}train_rollout_logprob_abs_diff_max", "largest |log p0 − log q|", True),
+        ),
+    ),
+    Section(
+        "clip-fraction",
+        "Clip fraction",
+        "Fraction of the trained tokens whose weight the correction changed (with corrector none: every token whose "
+        "ratio is not exactly 1), and of those whose gradient the policy clip removed.",
+        (
+            Metric(f"{_LEARNER}tis_clipfrac", "weight changed (tis_clipfrac)", in_table=True),
+            Metric(f"{_LEARNER}pg_clipfrac", "policy clip (pg_clipfrac)"),
+        ),
+    ),
+    Section(
+        "routes",
+        "Route mismatch",
+        "Fraction of trained tokens × layers whose recorded set of experts is not the trainer's own choice, and of "
+        "those whose recorded experts were replayed.",
+        (
+            Metric(f"{_LEARNER}route_mismatch", "route mismatch", in_table=True),
+            Metric(f"{_LEARNER}replayed_fraction", "replayed fraction"),
+        ),
+    ),
+    Section(
+        "staleness",
+        "Staleness",
+        "Age of the trained tokens in weight versions; 0 when sampling and training take turns.",
+        (Metric("staleness/mean", "mean age"), Metric("staleness/max", "largest age")),
+    ),
+    Section(
+        "head-mass",
+        "Head masses",
+        "Probability of the recorded head (or support) of the distribution under each policy, with score centering.",
+        (
+            Metric(f"{_LEARNER}rollout_head_mass", "under the sampler, q"),
+            Metric(f"{_LEARNER}trainer_head_mass", "under the trainer, p"),
+        ),
+    ),
+    Section(
+        "response-length",
+        "Response length",
+        "Tokens per response, the end token included, and the fraction that a length limit ended.",
+        (
+            Metric(f"{ROLLOUT}response_length_mean", "tokens per response", in_table=True),
+            Metric(f"{ROLLOUT}truncated_fraction", "truncated fraction"),
+        ),
+    ),
+    Section(
+        "entropy",
+        "Entropy",
+        "Entropy of the trainer's next-token distribution at the sampler's temperature, over trained tokens.",
+        (Metric(f"{_LEARNER}entropy", "entropy in nats", in_table=True),),
+    ),
+    Section(
+        "ess",
+        "Effective sample size",
+        "Of the importance ratios ρ = p0 / q, as a fraction of the tokens: (Σρ)² / (N Σρ²). 1 means equal policies.",
+        (Metric(f"{_LEARNER}ess", "effective sample size", in_table=True),),
+    ),
+    Section(
+        "time",
+        "Time per phase",
+        "Seconds of one iteration spent in each phase.",
+        (
+            Metric("timers/sample", "sampling, s"),
+            Metric("timers/learner_update", "update, s"),
+            Metric("timers/weight_sync", "weight sync, s"),
+        ),
+    ),
+)
+
+#: The picture to look at first: reward beside mismatch.
+OVERVIEW = Section(
+    "overview",
+    "Reward beside mismatch",
+    "",
+    (
+        SECTIONS[0].metrics[0],
+        SECTIONS[1].metrics[0],
+        SECTIONS[2].metrics[0],
+        SECTIONS[2].metrics[1],
+    ),
+)

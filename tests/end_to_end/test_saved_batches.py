@@ -1,0 +1,105 @@
+"""Training on saved batches gives what the live iteration gave (issue 5, bar 2)."""
+
+import pytest
+import torch
+
+from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.batch import RolloutBatch
+
+
+def settings_for(config_class, **training):
+    return (
+        config_class()
+        .environment("rlhf_algos/Addition-v0", env_config={"digits": 2})
+        .sampling(max_response_tokens=6, record_routes=True)
+        .vllm(dtype="bfloat16", max_model_len=32, max_num_seqs=64)
+        .env_runners(num_cpus_per_env_runner=0.5)
+        .training(**{"prompts_per_iteration": 8, "group_size": 4, "lr": 1e-3, **training})
+        .debugging(seed=0)
+    )
+
+
+COMPONENTS = [
+    {"corrector": "none"},
+    {"corrector": "icepop", "router_replay": "r3"},
+    {"corrector": {"type": "sequence_tis"}, "score_centering": False},
+    {"corrector": "tis", "router_replay": "r3"},
+]
+
+
+@pytest.fixture(scope="module")
+def live(ray_session, tmp_path_factory):
+    """For each setting two live iterations of ReinforceSC: its results, and the folder of its batches."""
+    algorithm = settings_for(ReinforceSCConfig).build_algo()
+    runs = []
+    try:
+        for number, training in enumerate(COMPONENTS):
+            folder = tmp_path_factory.mktemp(f"batches-{number}")
+            config = settings_for(ReinforceSCConfig, **training).debugging(save_batches=str(folder))
+            assert algorithm.reset_config(config)
+            algorithm._iteration = 0
+            results = [algorithm.train() for _ in range(2)]
+            runs.append((training, folder, [result["learners"]["default_policy"] for result in results]))
+        yield runs
+    finally:
+        algorithm.stop()
+
+
+METRICS = ("loss", "grad_norm", "mismatch_kl", "tis", "tis_clipfrac", "route_mismatch", "entropy")
+
+
+def assert_same(found, expected, training):
+    for name in METRICS:
+        assert found[name] == pytest.approx(expected[name], abs=1e-6), (training, name)
+
+
+def test_a_run_on_saved_batches_is_the_live_run(live):
+    """Without vLLM: no rollout actor exists, and both iterations have the live metrics; then the batches are used up."""
+    training, folder, expected = live[1]
+    algorithm = settings_for(ReinforceSCConfig, **training).offline_data(input_=str(folder)).build_algo()
+    try:
+        assert algorithm.env_runner_group is None
+        for learner in expected:
+            assert_same(algorithm.train()["learners"]["default_policy"], learner, training)
+        with pytest.raises(ValueError, match="no engine"):
+            algorithm.evaluate()
+        with pytest.raises(Exception, match="All 2 saved batches have been trained on"):
+            algorithm.train()
+    finally:
+        algorithm.stop()
+
+
+def test_every_component_gives_the_live_metrics_on_the_saved_batch(live, learner_pool):
+    for training, folder, expected in live:
+        config = settings_for(ReinforceSCConfig, **training)
+        config.validate()
+        batch = RolloutBatch.load(min(folder.glob("*.safetensors")))
+        group = learner_pool(config)
+        metrics = on_learners(group, lambda learner, b=batch: learner.update_from_rollouts(b, env_steps_sampled=0))
+        assert_same(metrics[0], expected[0], training)
+
+
+@pytest.mark.parametrize("algorithm", [GRPOConfig, ReinforceSCConfig])
+def test_gradients_survive_the_file(live, learner_pool, tmp_path, algorithm):
+    """Every tensor of the gradient, with a corrector, R3 and (for ReinforceSC) centering."""
+    batch = RolloutBatch.load(next(live[1][1].glob("*.safetensors")))
+    config = settings_for(algorithm, corrector="tis", router_replay="r3", lr=0.0)
+    config.validate()
+    gradients = []
+    for given in (batch, RolloutBatch.load(batch.save(tmp_path / "again.safetensors"))):
+        group = learner_pool(config)
+        on_learners(group, lambda learner, b=given: learner.update_from_rollouts(b, env_steps_sampled=0))
+        gradients.append(on_learners(group, lambda learner: learner.gradients)[0][0])
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], atol=1e-6), name
+
+
+def test_a_path_without_batches_is_named(tmp_path):
+    from rlhf_algos.algorithms.base.saved_batches import batch_files
+
+    with pytest.raises(FileNotFoundError, match="nothing does not exist"):
+        batch_files(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match="holds no saved batch"):
+        batch_files([tmp_path])
