@@ -20,6 +20,20 @@ class ResettableAlgorithm(Algorithm):
     engine and the number of processes as they are gets the running ones, with everything else made anew.
     """
 
+    _reset_may_restart = False
+
+    def reset(self, new_config: Mapping[str, Any], storage: Any = None) -> bool:
+        """Tune's call between two trials on one actor: `reset_config`, and new processes where that is not enough.
+
+        Tune gives a trial up as failed if its reset is refused; and whether the next trial can have this actor it
+        decides by the resources of both alone.
+        """
+        self._reset_may_restart = True
+        try:
+            return super().reset(new_config, storage)
+        finally:
+            self._reset_may_restart = False
+
     def reset_config(self, new_config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> bool:
         """Makes this algorithm what a new one with `new_config` would be.
 
@@ -27,17 +41,22 @@ class ResettableAlgorithm(Algorithm):
             new_config: a configuration object or its dict.
 
         Returns:
-            False, and nothing is changed, if it needs other engines or processes.
+            False, and nothing is changed, if it needs other engines or processes. (In `reset` they are started.)
 
         Raises:
             ValueError: if it is not valid.
         """
         old = self._built_config
         config = _as_config(self.get_default_config(), new_config)
-        if _processes(config) != _processes(old):
+        same_processes = _processes(config) == _processes(old)
+        if not (same_processes or self._reset_may_restart):
             return False
-        self._started_with(config)
         self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup)
+        if not same_processes:
+            self.cleanup()
+            self.setup(config)
+            return True
+        self._started_with(config)
         self.callbacks = [cls() for cls in force_list(config.callbacks_class)]
         self.evaluation_config = config.get_evaluation_config_object()
         self.evaluation_config.validate()

@@ -36,6 +36,7 @@ from rlhf_algos.objectives.mismatch import MAX_ENTRIES
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
+from deepspeed.utils import safe_get_full_grad
 
 
 class DeepSpeedLearner(TorchLearner):
@@ -55,6 +56,7 @@ class DeepSpeedLearner(TorchLearner):
     statistics: TokenStatistics
     corrector: Corrector
     routing: Routing
+    _kept_gradient: dict[str, torch.Tensor] | None = None
 
     # ---- building -------------------------------------------------------------------------------------------
 
@@ -147,11 +149,7 @@ class DeepSpeedLearner(TorchLearner):
         """
         timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: env_steps_sampled}
         self.before_gradient_based_update(timesteps=timesteps)
-        require_finite_batch(batch)
-        self.statistics = TokenStatistics()
-        self.corrector = make_corrector(self.config.corrector)
-        self.routing = Routing(self.module[DEFAULT_MODULE_ID].replayer, self.config.router_replay, self.statistics)
-        self.routing.require_routes(batch)
+        self._prepare(batch)
         optimizer_batches = list(self._optimizer_batches(batch))
         old_logprobs = None
         # With a single step the current policy still is the old one, so its own pass gives log p0.
@@ -170,6 +168,38 @@ class DeepSpeedLearner(TorchLearner):
         metrics = self._finish_metrics(losses, grad_norms)
         self.after_gradient_based_update(timesteps=timesteps)
         return metrics
+
+    def _prepare(self, batch: RolloutBatch) -> None:
+        """Checks the batch, and makes the components that one update uses."""
+        require_finite_batch(batch)
+        self.statistics = TokenStatistics()
+        self.corrector = make_corrector(self.config.corrector)
+        self.routing = Routing(self.module[DEFAULT_MODULE_ID].replayer, self.config.router_replay, self.statistics)
+        self.routing.require_routes(batch)
+
+    def old_logprobs_of(self, batch: RolloutBatch) -> torch.Tensor:
+        """log p0 of every trained response token, `[T]` float32; the other rows are 0. All ranks call it."""
+        self._prepare(batch)
+        return self._old_policy_pass(batch)[0]
+
+    def gradient_of(self, batch: RolloutBatch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        """What an update on the batch would compute, without keeping the step.
+
+        Needs a learner whose learning rate is 0; its weights stay bit-equal.
+
+        Returns:
+            The update's metrics, and the full gradient of the last optimizer step by parameter name, before clipping.
+        """
+        if self.config.lr != 0.0:
+            raise ValueError(
+                f"gradient_of needs training(lr=0.0), got lr={self.config.lr}: the step would change weights."
+            )
+        self._kept_gradient = {}
+        try:
+            metrics = self.update_from_rollouts(batch, env_steps_sampled=0)
+            return metrics, self._kept_gradient
+        finally:
+            self._kept_gradient = None
 
     def _optimizer_batches(self, batch: RolloutBatch) -> Iterator[np.ndarray]:
         """Sample indices of each optimizer step, in increasing order within a step."""
@@ -209,6 +239,9 @@ class DeepSpeedLearner(TorchLearner):
             # The weights already divide by the counts of the whole batch; DeepSpeed averages over ranks.
             self.engine.backward(loss * self.num_ranks)
             total += loss.detach().double().cpu()
+        if self._kept_gradient is not None:
+            for name, parameter in self._causal_lm().named_parameters():
+                self._kept_gradient[name] = safe_get_full_grad(parameter).detach().clone()
         self.engine.step()
         grad_norm = float(self.engine.get_global_grad_norm())
         if not np.isfinite(grad_norm):
@@ -295,6 +328,8 @@ class DeepSpeedLearner(TorchLearner):
         mismatch = {name.removeprefix("mismatch/"): raw[name] for name in raw if name.startswith("mismatch/")}
         if mismatch:
             metrics |= finalize_mismatch(mismatch)
+        if raw.get("signal/all", 0.0) > 0:
+            metrics["kept_signal"] = float(raw["signal/kept"] / raw["signal/all"])
         metrics["loss"] = float(np.mean(losses))
         metrics["steps_without_trained_token"] = float(raw.get("steps_without_trained_token", 0.0))
         metrics["num_optimizer_steps"] = float(len(grad_norms))
@@ -325,6 +360,10 @@ class DeepSpeedLearner(TorchLearner):
         )
         for name, values in correction_metrics(correction).items():
             self.statistics.add_mean(name, values, batch.loss_mask)
+        signal = batch.advantages.abs()[batch.loss_mask].double()
+        kept = correction.weights[batch.loss_mask] != 0
+        self.statistics.add_sum("signal/kept", signal[kept].sum())
+        self.statistics.add_sum("signal/all", signal.sum())
         return correction.weights
 
     # ---- weights --------------------------------------------------------------------------------------------

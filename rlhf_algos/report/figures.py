@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,13 +32,37 @@ def figure_of(chart: Chart, groups: Sequence[Group]) -> dict[str, Any]:
         margin={"l": 64, "r": 12, "t": 12, "b": 44},
         hovermode="x unified",
         showlegend=False,
-        xaxis={"title": {"text": "iteration"}, "automargin": True},
-        yaxis={"type": "log" if chart.metric.logarithmic else "linear", "automargin": True, "exponentformat": "power"},
+        xaxis={"title": {"text": "iteration"}, "automargin": True, "range": _iterations_shown(chart)},
+        yaxis=_value_axis(chart) | {"automargin": True},
     )
     layout: dict[str, Any] = figure.to_plotly_json()
     # The template holds colours, and each figure would repeat it.
     layout["layout"].pop("template")
     return layout
+
+
+def _iterations_shown(chart: Chart) -> list[float]:
+    # Plotly's own range leaves room for markers, so it would begin before the first iteration.
+    iterations = [i for series in _all_series(chart) for i in series.iterations]
+    first, last = min(iterations), max(iterations)
+    margin = 0.015 * (last - first) or 0.5
+    return [first - margin, last + margin]
+
+
+def _value_axis(chart: Chart) -> dict[str, Any]:
+    if not chart.metric.logarithmic:
+        return {"type": "linear"}
+    values = [value for series in _all_series(chart) for value in (*series.lows, *series.highs)]
+    decades = math.log10(max(values) / min(values))
+    axis: dict[str, Any] = {"type": "log", "tickformat": "~g"}
+    # Within less than a decade Plotly chooses well; above, it labels each of 1 to 9 or only powers of ten.
+    if decades > 0.7:
+        axis["dtick"] = "D2" if decades < 3 else math.ceil(decades / 6)
+    return axis
+
+
+def _all_series(chart: Chart) -> list[Series]:
+    return [*chart.groups.values(), *(series for _, series in chart.failed)]
 
 
 def _line(index: int, series: Series, name: str) -> Any:

@@ -116,7 +116,7 @@ def markdown(table: Table) -> str:
     head = ["group", "runs", "iterations", *(metric.label for metric in table.metrics)]
     lines = [head, ["---"] * len(head)]
     for row in table.rows:
-        cells = ["–" if value is None else str(value) for value in row.estimates]
+        cells = ["-" if value is None else str(value) for value in row.estimates]
         lines.append([row.group.name, str(len(row.group.compared)), row.iterations, *cells])
     escaped = [[_markdown_text(cell) for cell in line] for line in lines]
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)

@@ -18,7 +18,6 @@ class Metric:
         label: what the chart is called.
         logarithmic: whether its axis is.
         in_table: whether the table of final values has it.
-        held_out: whether it is measured by an evaluation, thus not at every iteration.
     """
 
     key: str
@@ -74,9 +73,9 @@ SECTIONS = (
         "How far apart the trainer's p0 and the sampler's q are on the trained tokens, on logarithmic axes; exact "
         "agreement (0) has no place on them and is left out.",
         (
-            Metric(f"{_LEARNER}train_rollout_logprob_abs_diff", "mean |log p0 − log q|", True, True),
+            Metric(f"{_LEARNER}train_rollout_logprob_abs_diff", "mean |log p0 - log q|", True, True),
             Metric(f"{_LEARNER}mismatch_kl", "KL(q, p0), k3 estimate", True, True),
-            Metric(f"{_LEARNER}train_rollout_logprob_abs_diff_max", "largest |log p0 − log q|", True),
+            Metric(f"{_LEARNER}train_rollout_logprob_abs_diff_max", "largest |log p0 - log q|", True),
         ),
     ),
     Section(
@@ -92,7 +91,7 @@ SECTIONS = (
     Section(
         "routes",
         "Route mismatch",
-        "Fraction of trained tokens × layers whose recorded set of experts is not the trainer's own choice, and of "
+        "Fraction of trained tokens x layers whose recorded set of experts is not the trainer's own choice, and of "
         "those whose recorded experts were replayed.",
         (
             Metric(f"{_LEARNER}route_mismatch", "route mismatch", in_table=True),
@@ -132,7 +131,8 @@ SECTIONS = (
     Section(
         "ess",
         "Effective sample size",
-        "Of the importance ratios ρ = p0 / q, as a fraction of the tokens: (Σρ)² / (N Σρ²). 1 means equal policies.",
+        "Of the importance ratios rho = p0 / q, as a fraction of the tokens: (sum rho)^2 / (N sum rho^2). 1 means equal "
+        "policies.",
         (Metric(f"{_LEARNER}ess", "effective sample size", in_table=True),),
     ),
     Section(

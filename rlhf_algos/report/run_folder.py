@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -201,4 +200,4 @@ def _write_whole(file: Path, content: Mapping[str, Any]) -> None:
     # A reader sees the old file or the new one, never half of it.
     unfinished = file.with_name(f".{file.name}.unfinished")
     unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(unfinished, file)
+    unfinished.replace(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rlhf_algos.report.groups import Group
 from rlhf_algos.report.run import Sample
@@ -46,7 +47,7 @@ class ShownGroup:
 
 def legend() -> list[tuple[int, str]]:
     """Each colour step and the range it stands for."""
-    ranges = [f"below {STEPS[0]}", *(f"{a} to {b}" for a, b in zip(STEPS, STEPS[1:], strict=False))]
+    ranges = [f"below {STEPS[0]}", *(f"{a} to {b}" for a, b in pairwise(STEPS))]
     return list(enumerate([*ranges, f"{STEPS[-1]:g} and above"]))
 
 
@@ -70,7 +71,7 @@ def _shown(sample: Sample) -> ShownSample:
         ShownToken(
             text=token.replace("\n", "↵\n"),
             step=bisect_right(STEPS, size),
-            about=f"|log p0 − log q| = {size:.3g}, log p0 = {p:.4g}, log q = {q:.4g}",
+            about=f"|log p0 - log q| = {size:.3g}, log p0 = {p:.4g}, log q = {q:.4g}",
         )
         for token, size, p, q in zip(sample.tokens, sizes, sample.old_logprobs, sample.rollout_logprobs, strict=True)
     )

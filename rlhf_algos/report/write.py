@@ -82,8 +82,8 @@ def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:
         reached = sorted({max(run.rows) for run in group.compared})
         if len(reached) > 1:
             notes.append(
-                f"{group.name}: its runs reached iterations {reached[0]} to {reached[-1]}; a mean is over the runs that "
-                "got that far, and a final value is taken at each run's own end."
+                f"{group.name}: its runs end at iterations {reached[0]} to {reached[-1]}; a mean is over the runs "
+                "that got that far, and a final value is taken at each run's own end."
             )
         seeds = [str(run.seed) for run in group.runs]
         twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})

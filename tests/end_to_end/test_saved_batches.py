@@ -56,7 +56,7 @@ def assert_same(found, expected, training):
 
 
 def test_a_run_on_saved_batches_is_the_live_run(live):
-    """Without vLLM: no rollout actor exists, and both iterations have the live metrics; then the batches are used up."""
+    """Without vLLM: no rollout actor exists, and both iterations have the live metrics, and no third one."""
     training, folder, expected = live[1]
     algorithm = settings_for(ReinforceSCConfig, **training).offline_data(input_=str(folder)).build_algo()
     try:

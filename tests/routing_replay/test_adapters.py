@@ -179,6 +179,16 @@ def test_a_router_without_topk_needs_an_adapter_of_its_own(registry):
     check_router_replay(model_with(ArgsortRouter))
 
 
+def test_a_topk_with_another_k_is_not_the_choice(registry):
+    class Peeks(Router):
+        def forward(self, hidden):
+            self.confidence = self.linear(hidden.reshape(-1, hidden.shape[-1])).topk(1).values.mean().item()
+            return super().forward(hidden)
+
+    register_router_adapter(Adapter(Peeks))
+    check_router_replay(model_with(Peeks))
+
+
 def test_a_router_that_seems_to_choose_twice(registry):
     class Twice(Router):
         def forward(self, hidden):
