@@ -11,9 +11,6 @@ os.environ["RAY_DEDUP_LOGS"] = "0"
 
 import pytest
 
-from rlhf_algos.algorithms.grpo.learner import GRPOLearner
-from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
-from rlhf_algos.algorithms.reinforce_sc.learner import ReinforceSCLearner
 from rlhf_algos.models import resolve_model
 
 
@@ -35,45 +32,17 @@ def ray_session():
     ray.shutdown()
 
 
-class RecordingLearner(GRPOLearner):
-    """Keeps the full gradient of every optimizer step."""
-
-    def configure_optimizers_for_module(self, module_id, config=None):
-        super().configure_optimizers_for_module(module_id, config)
-        record_gradients(self)
-
-
-class RecordingCenteredLearner(ReinforceSCLearner):
-    """Likewise."""
-
-    def configure_optimizers_for_module(self, module_id, config=None):
-        super().configure_optimizers_for_module(module_id, config)
-        record_gradients(self)
-
-
-def record_gradients(learner):
-    """Wraps the engine's step; `learner.gradients` holds one dict by parameter name for each step."""
-    learner.gradients = []
-    step = learner.engine.step
-
-    def recording_step(*args, **kwargs):
-        from deepspeed.utils import safe_get_full_grad
-
-        parameters = learner._causal_lm().named_parameters()
-        learner.gradients.append({name: safe_get_full_grad(p).clone() for name, p in parameters})
-        return step(*args, **kwargs)
-
-    learner.engine.step = recording_step
-
-
 @pytest.fixture(scope="session")
 def learner_pool(ray_session):
     """A function that gives a LearnerGroup for a config: processes are started once, and rebuilt for each config.
 
     Starting one takes longer than most tests; `DeepSpeedLearner.rebuild` leaves nothing of the last config.
     """
+    # Here, so that tests without learners do not wait for DeepSpeed to be imported.
     from rlhf_algos.algorithms.base.remote import on_learners
+    from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
     from rlhf_algos.envs import make_prompt_env
+    from tests.recording_learners import RecordingCenteredLearner, RecordingLearner
 
     started = {}
     env = make_prompt_env("rlhf_algos/Addition-v0")

@@ -52,9 +52,13 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
         self._shared_weights = SharedWeights()
-        self._started_with(config)
-        super().setup(config)
-        self._publish()
+        try:
+            self._started_with(config)
+            super().setup(config)
+            self._publish()
+        except BaseException:
+            self.abandon()
+            raise
 
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         """Counters and configuration of a run at its start."""
@@ -77,8 +81,12 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         try:
             super().cleanup()
         finally:
-            if hasattr(self, "_shared_weights"):
-                self._shared_weights.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Frees the shared memory and leaves the actors, for a driver that ends Ray without waiting for them."""
+        if hasattr(self, "_shared_weights"):
+            self._shared_weights.close()
 
     # ---- one iteration ------------------------------------------------------------------------------------------
 

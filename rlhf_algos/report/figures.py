@@ -55,8 +55,8 @@ def _value_axis(chart: Chart) -> dict[str, Any]:
     values = [value for series in _all_series(chart) for value in (*series.lows, *series.highs)]
     decades = math.log10(max(values) / min(values))
     axis: dict[str, Any] = {"type": "log", "tickformat": "~g"}
-    # Within less than a decade Plotly chooses well; above, it labels each of 1 to 9 or only powers of ten.
-    if decades > 0.7:
+    # Within a decade Plotly chooses well; above, it labels each of 1 to 9 or only powers of ten.
+    if decades > 1:
         axis["dtick"] = "D2" if decades < 3 else math.ceil(decades / 6)
     return axis
 
@@ -71,14 +71,15 @@ def _line(index: int, series: Series, name: str) -> Any:
         x=series.iterations,
         y=_rounded(series.means),
         customdata=[
-            f" ({count} runs, {low:.4g} to {high:.4g})" if count > 1 else ""
+            f" ({low:.3g} to {high:.3g})" if count > 1 else ""
             for low, high, count in zip(series.lows, series.highs, series.counts, strict=True)
         ],
         name=_shown(name),
         mode="lines+markers" if len(series.iterations) <= _MOST_MARKERS else "lines",
         line={"dash": look.dash, "width": 2},
         marker={"symbol": look.marker, "size": 6},
-        hovertemplate="%{y:.4g}%{customdata}",
+        # The line beside it says whose value it is; with the name, the box would be wider than the chart.
+        hovertemplate="%{y:.4g}%{customdata}<extra></extra>",
         meta={"group": index, "part": "line", "color": look.color},
     )
 
@@ -103,7 +104,7 @@ def _failed(index: int, series: Series, name: str) -> Any:
         mode="lines+markers",
         line={"dash": "dot", "width": 1},
         marker={"symbol": "x-thin-open", "size": 6},
-        hovertemplate="%{y:.4g}",
+        hovertemplate="%{y:.4g} (failed)<extra></extra>",
         meta={"group": index, "part": "failed", "color": look_of(index).color},
     )
 

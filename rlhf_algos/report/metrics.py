@@ -131,8 +131,8 @@ SECTIONS = (
     Section(
         "ess",
         "Effective sample size",
-        "Of the importance ratios rho = p0 / q, as a fraction of the tokens: (sum rho)^2 / (N sum rho^2). 1 means equal "
-        "policies.",
+        "Of the importance ratios rho = p0 / q, as a fraction of the tokens: (sum rho)^2 / (N sum rho^2). 1: "
+        "equal policies.",
         (Metric(f"{_LEARNER}ess", "effective sample size", in_table=True),),
     ),
     Section(

@@ -24,6 +24,7 @@
   function layoutOf(layout) {
     const axis = (given) => ({
       ...given, gridcolor: color("--grid"), linecolor: color("--line"), zerolinecolor: color("--line"), showline: true,
+      spikecolor: color("--quiet"), spikethickness: 1,
     });
     return {
       ...layout,
@@ -37,7 +38,14 @@
     };
   }
 
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  const config = {
+    responsive: true,
+    displaylogo: false,
+    modeBarButtonsToRemove: ["select2d", "lasso2d"],
+    // The page stays on this machine: no button that uploads a chart.
+    showSendToCloud: false,
+    plotlyServerURL: "",
+  };
 
   function draw() {
     for (const { place, figure } of charts) {

@@ -1,0 +1,153 @@
+"""The sections of a configuration file: each is a method of the algorithm's config, its keys the method's arguments."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_algos.commands.config_file import ConfigFile
+from rlhf_algos.commands.engine_arguments import vllm_engine_arguments
+from rlhf_algos.commands.errors import ConfigError
+from rlhf_algos.commands.value_types import described, fits
+
+#: Methods of an algorithm's config that a file may use, in the order they are called.
+SECTIONS = (
+    "environment",
+    "language_model",
+    "sampling",
+    "mismatch_injection",
+    "vllm",
+    "env_runners",
+    "learners",
+    "deepspeed",
+    "training",
+    "evaluation",
+    "debugging",
+    "resources",
+    "fault_tolerance",
+    "reporting",
+)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a section's method.
+
+    Attributes:
+        annotation: `Any` where there is none that can be read.
+        of_rllib: declared by RLlib, whose whole numbers of CPUs may be fractions.
+    """
+
+    annotation: Any
+    of_rllib: bool
+
+
+def arguments_of(config: Any, section: str) -> dict[str, Argument]:
+    """Keyword arguments of a method by name, those that a subclass hands on to its base class included."""
+    found: dict[str, Argument] = {}
+    for cls in type(config).__mro__:
+        method = vars(cls).get(section)
+        if method is None:
+            continue
+        parameters = inspect.signature(method).parameters.values()
+        for parameter in parameters:
+            # Other defaults are those of RLlib's deprecated arguments.
+            if getattr(parameter.default, "__name__", type(parameter.default).__name__) == "_NotProvided":
+                argument = Argument(_annotation(parameter, method), cls.__module__.startswith("ray."))
+                found.setdefault(parameter.name, argument)
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return found
+
+
+def names_of(config: Any, section: str) -> list[str]:
+    """What may stand in a section; empty where that can't be known."""
+    return vllm_engine_arguments() if section == "vllm" else list(arguments_of(config, section))
+
+
+def apply_sections(config: Any, sections: Mapping[str, Any], file: ConfigFile) -> None:
+    """Calls the config's method for every section.
+
+    Raises:
+        ConfigError: if a key is unknown, a value has the wrong type or the method refuses it; names file and path.
+    """
+    for section in SECTIONS:
+        keys = sections.get(section)
+        if keys is None:
+            continue
+        if not isinstance(keys, Mapping):
+            raise ConfigError(f"{file.place(section)} must have keys, such as `key: value`; got {keys!r}.")
+        method = getattr(config, section)
+        _check_keys(config, section, keys, file)
+        try:
+            method(**keys)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{file.place(section)}: {error}") from error
+    evaluation = (sections.get("evaluation") or {}).get("evaluation_config") or {}
+    for key in evaluation:
+        # RLlib would set any name, and nothing would read it.
+        require_known("evaluation.evaluation_config", key, [k for k in vars(config) if not k.startswith("_")], file)
+
+
+def require_known(path: str, key: str, known: Iterable[str], file: ConfigFile) -> None:
+    """Raises ConfigError with the nearest valid name if a key is not among the known ones."""
+    names = list(known)
+    if key in names:
+        return
+    within = f"{path}.{key}" if path else key
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    if close:
+        hint = f"Did you mean {f'{path}.{close[0]}' if path else close[0]}?"
+    else:
+        hint = f"There {'are' if len(names) < 20 else 'are, among others,'} {', '.join(names[:20])}."
+    raise ConfigError(f"{file.place(within)} is no known {'key' if path else 'section or key'}. {hint}")
+
+
+def _check_keys(config: Any, section: str, keys: Mapping[str, Any], file: ConfigFile) -> None:
+    arguments = arguments_of(config, section)
+    names = names_of(config, section)
+    for key, value in keys.items():
+        if names and key not in names:
+            _raise_what_the_method_says(getattr(config.copy(copy_frozen=False), section), section, key, value, file)
+            require_known(section, key, names, file)
+        argument = arguments.get(key)
+        if argument is not None and not _fits(value, argument):
+            raise ConfigError(
+                f"{file.place(f'{section}.{key}')} must be {described(argument.annotation)}, got {value!r} "
+                f"({type(value).__name__})."
+            )
+
+
+def _raise_what_the_method_says(
+    method: Callable[..., Any], section: str, key: str, value: Any, file: ConfigFile
+) -> None:
+    """Some names are refused with a reason, which says more than the nearest name."""
+    try:
+        method(**{key: value})
+    except TypeError:
+        return
+    except ValueError as error:
+        raise ConfigError(f"{file.place(f'{section}.{key}')}: {error}") from error
+
+
+def _fits(value: Any, argument: Argument) -> bool:
+    if fits(value, argument.annotation):
+        return True
+    is_fraction = isinstance(value, float) and not value.is_integer()
+    return argument.of_rllib and is_fraction and fits(int(value), argument.annotation)
+
+
+def _annotation(parameter: inspect.Parameter, method: Callable[..., Any]) -> Any:
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, vars(inspect.getmodule(method)))
+    except NameError:
+        # Named only for type checkers.
+        return Any

@@ -1,0 +1,143 @@
+"""`rlhf-algos train`: one run from a configuration file to a run folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlhf_algos.commands import exit_codes
+from rlhf_algos.commands.errors import ConfigError, message_of, write_traceback
+from rlhf_algos.commands.interrupts import deferred
+from rlhf_algos.commands.measures import GREEDY, HELD_OUT, REWARD
+from rlhf_algos.commands.ray_session import ray_session
+from rlhf_algos.commands.run_config import RunConfig, read_run_config, require_no_grids
+from rlhf_algos.commands.train_display import TrainDisplay, train_display
+from rlhf_algos.report import RunFolder, plot_training, read_progress
+from rlhf_algos.report.run_folder import PROGRESS, flatten
+
+MODEL = "model"
+PLOT = "reward_and_mismatch.png"
+ERROR = "error.txt"
+
+
+def train(
+    config: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    runs: str | Path = "runs",
+    iterations: int | None = None,
+    quiet: bool = False,
+    ray_address: str | None = None,
+) -> int:
+    """Trains, and writes everything into a new folder under `runs`.
+
+    Args:
+        config: path of the configuration file.
+        overrides: `section.key=value` each.
+        runs: where the run folder is made.
+        iterations: takes the place of the file's.
+        quiet: print the run folder's path only.
+        ray_address: of a running cluster, in place of a Ray of one's own.
+
+    Returns:
+        The exit status: 0, 1 if the run failed, 2 if the configuration is wrong, 130 if it was interrupted.
+    """
+    console = Console(highlight=False)
+    try:
+        run = read_run_config(config, overrides, iterations=iterations)
+        require_no_grids(run)
+        algorithm_config = run.build()
+    except ConfigError as error:
+        print(f"rlhf-algos train: {error}", file=sys.stderr)
+        return exit_codes.WRONG_CONFIGURATION
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
+    folder = RunFolder(runs, run.name)
+    folder.write_config(run.recorded(algorithm_config))
+    folder.set_status("running")
+    display = train_display(console, run.iterations, quiet=quiet)
+    try:
+        finished = _run(run, algorithm_config, folder, display, ray_address)
+    except KeyboardInterrupt:
+        finished = False
+    except Exception as error:
+        message = message_of(error)
+        folder.set_status("failed", message)
+        file = write_traceback(error, folder.path / ERROR)
+        print(f"rlhf-algos train: the run failed: {message}\nThe whole error: {file}", file=sys.stderr)
+        return exit_codes.FAILED
+    folder.set_status("finished" if finished else "interrupted")
+    _draw(folder, run)
+    _say_what_there_is(folder, display, quiet=quiet)
+    return exit_codes.OK if finished else exit_codes.INTERRUPTED
+
+
+def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, ray_address: str | None) -> bool:
+    """Returns whether the run came to its end."""
+    display.say(
+        f"Starting {run.algorithm}: Ray, {config.num_env_runners} rollout actor(s) with vLLM, "
+        f"{config.num_learners} DeepSpeed learner(s) ..."
+    )
+    with ray_session(ray_address) as our_ray:
+        algorithm = config.build_algo()
+        at_once = True
+        try:
+            finished = _train(run, algorithm, folder, display)
+            at_once = False
+        finally:
+            # A second Ctrl-C waits for no actor: ending our own Ray ends them.
+            if at_once and our_ray and isinstance(sys.exception(), KeyboardInterrupt):
+                algorithm.abandon()
+            else:
+                algorithm.stop()
+    return finished
+
+
+def _train(run: RunConfig, algorithm: Any, folder: RunFolder, display: TrainDisplay) -> bool:
+    def announce() -> None:
+        display.say("Stopping after this iteration; press Ctrl-C again to stop at once.")
+
+    with display, deferred(announce) as interrupts:
+        if run.evaluate_every:
+            display.iteration(0, folder.append(0, {"evaluation": algorithm.evaluate()}))
+        for number in range(1, run.iterations + 1):
+            if interrupts.requested:
+                break
+            result = algorithm.train()
+            last = number == run.iterations
+            due = run.evaluate_every and (number % run.evaluate_every == 0 or last)
+            if due and not interrupts.requested and HELD_OUT.key not in flatten(result):
+                result["evaluation"] = algorithm.evaluate()
+            display.iteration(number, folder.append(number, result))
+        algorithm.save_pretrained(folder.path / MODEL)
+    return not interrupts.requested
+
+
+def _draw(folder: RunFolder, run: RunConfig) -> None:
+    if not (folder.path / PROGRESS).exists():
+        return
+    rows = read_progress(folder.path)
+    if any(REWARD.key in row for row in rows):
+        plot_training(rows, folder.path / PLOT, title=run.name)
+
+
+def _say_what_there_is(folder: RunFolder, display: TrainDisplay, *, quiet: bool) -> None:
+    if quiet:
+        print(folder.path)
+        return
+    rows = read_progress(folder.path) if (folder.path / PROGRESS).exists() else []
+    evaluated = [row for row in rows if HELD_OUT.key in row]
+    if evaluated:
+        first, last = evaluated[0], evaluated[-1]
+        for row in [first] if first is last else [first, last]:
+            greedy = f", greedy {GREEDY.text(row)}" if GREEDY.key in row else ""
+            display.say(f"Held-out after {row['iteration']:.0f} iterations: {HELD_OUT.text(row)}{greedy}")
+    for label, name in (("Trained model", MODEL), ("Plot", PLOT)):
+        if (folder.path / name).exists():
+            display.say(f"{label + ':':15}{folder.path / name}")
+    display.say(f"{'Run folder:':15}{folder.path}")
+    display.say(f"{'Report:':15}rlhf-algos report {folder.path}")

@@ -1,0 +1,118 @@
+"""What `rlhf-algos train` shows while it runs: a live table on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rlhf_algos.commands.measures import MEASURES, as_line
+
+# Iterations in view on a terminal, and from which length of a run on not every iteration gets a line elsewhere.
+_IN_VIEW = 10
+_LINES_PER_RUN = 20
+_LINE_EVERY = 10
+
+
+class TrainDisplay(Protocol):
+    """A context that is told what happens."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def say(self, text: str) -> None:
+        """Shows a message."""
+
+    def iteration(self, number: int, row: Mapping[str, float]) -> None:
+        """Shows the numbers of an iteration; 0 stands for the evaluation before the first one."""
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def iteration(self, number: int, row: Mapping[str, float]) -> None:
+        """Nothing."""
+
+
+class Lines(Quiet):
+    """A plain line per iteration; of a long run, each tenth, the evaluated ones and the last."""
+
+    def __init__(self, console: Console, iterations: int) -> None:
+        self._console, self._iterations = console, iterations
+
+    def say(self, text: str) -> None:
+        """Prints it."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def iteration(self, number: int, row: Mapping[str, float]) -> None:
+        """Prints the line."""
+        evaluated = any(key.startswith("evaluation/") for key in row)
+        due = self._iterations <= _LINES_PER_RUN or number % _LINE_EVERY == 0 or number == self._iterations
+        if due or evaluated:
+            self.say(f"iteration {number}/{self._iterations}  {as_line(row)}")
+
+
+class LiveTable(Quiet):
+    """A table of the last iterations above a progress bar."""
+
+    def __init__(self, console: Console, iterations: int) -> None:
+        self._console = console
+        self._rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=_IN_VIEW)
+        columns = (
+            TextColumn("iteration"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console)
+        self._task = self._progress.add_task("train", total=iterations)
+        self._live = Live(self._content(), console=console, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Prints it above the table."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def iteration(self, number: int, row: Mapping[str, float]) -> None:
+        """Adds a row."""
+        self._rows.append((number, row))
+        self._progress.update(self._task, completed=number)
+        self._live.update(self._content())
+
+    def _content(self) -> Group:
+        shown = [m for m in MEASURES if any(m.key in row for _, row in self._rows)]
+        table = Table(box=None, pad_edge=False)
+        for heading in ("iteration", *(measure.heading for measure in shown)):
+            table.add_column(heading, justify="right")
+        for number, row in self._rows:
+            table.add_row(str(number), *(measure.text(row) for measure in shown))
+        return Group(table, self._progress) if self._rows else Group(self._progress)
+
+
+def train_display(console: Console, iterations: int, *, quiet: bool) -> TrainDisplay:
+    """The display that fits where the console writes to."""
+    if quiet:
+        return Quiet()
+    return LiveTable(console, iterations) if console.is_terminal else Lines(console, iterations)
