@@ -47,7 +47,7 @@ class ResettableAlgorithm(Algorithm):
             ValueError: if it is not valid.
         """
         old = self._built_config
-        config = _as_config(self.get_default_config(), new_config)
+        config = as_config(self.get_default_config(), new_config)
         same_processes = _processes(config) == _processes(old)
         if not (same_processes or self._reset_may_restart):
             return False
@@ -74,7 +74,7 @@ class ResettableAlgorithm(Algorithm):
         raise NotImplementedError
 
 
-def _as_config(
+def as_config(
     default: LanguageModelAlgorithmConfig, given: LanguageModelAlgorithmConfig | Mapping[str, Any]
 ) -> LanguageModelAlgorithmConfig:
     if isinstance(given, LanguageModelAlgorithmConfig):

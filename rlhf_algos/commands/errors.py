@@ -24,7 +24,7 @@ def message_of(error: BaseException) -> str:
     """The kind and text of an error, and what its notes add."""
     error = cause_of(error)
     text = str(error).strip()
-    if "Traceback (most recent call last)" in text:
+    if "Traceback (most recent call last)" in text or "ray::" in text:
         # The original could not be sent between processes; its own line ends the traceback.
         text = text.splitlines()[-1]
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -7,6 +7,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_ENVIRONMENT = {
+    # Ray's own processes report to their log files, not between the lines of a table.
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    # Relative paths in a configuration mean the folder that the command was called in, in every process.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # A trial's error is shown once, at the end.
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    # Not every iteration is evaluated, so a metric that a schedule or a stop waits for may be missing in a result.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    # Seconds between two records of which trials are finished.
+    "TUNE_GLOBAL_CHECKPOINT_S": "1",
+}
+
+
+def set_environment() -> None:
+    """Settings that Ray reads when it is imported or started; what the user has set stays."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
 
 @contextmanager
 def ray_session(address: str | None = None) -> Iterator[bool]:
@@ -18,21 +37,17 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
     Yields:
         Whether Ray was started or connected to here; one that the process already uses is left as it is.
     """
-    # Ray's own processes report to their log files, not between the lines of a table.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    # Relative paths in a configuration mean the folder that the command was called in, in every process.
-    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     import ray
 
     if ray.is_initialized():
         yield False
         return
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address:
-        ray.init(address=address, **quiet)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     else:
-        ray.init(include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        ray.init(
+            include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _node_ip_address="127.0.0.1"
+        )
     try:
         yield True
     finally:

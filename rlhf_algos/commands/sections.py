@@ -80,16 +80,23 @@ def apply_sections(config: Any, sections: Mapping[str, Any], file: ConfigFile) -
             continue
         if not isinstance(keys, Mapping):
             raise ConfigError(f"{file.place(section)} must have keys, such as `key: value`; got {keys!r}.")
-        method = getattr(config, section)
         _check_keys(config, section, keys, file)
-        try:
-            method(**keys)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{file.place(section)}: {error}") from error
+        call_sections(config, {section: keys}, file)
     evaluation = (sections.get("evaluation") or {}).get("evaluation_config") or {}
     for key in evaluation:
         # RLlib would set any name, and nothing would read it.
         require_known("evaluation.evaluation_config", key, [k for k in vars(config) if not k.startswith("_")], file)
+
+
+def call_sections(config: Any, sections: Mapping[str, Any], file: ConfigFile) -> None:
+    """`apply_sections` without the check of names and types, for values that Tune is to replace."""
+    for section in SECTIONS:
+        if section not in sections:
+            continue
+        try:
+            getattr(config, section)(**sections[section])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{file.place(section)}: {error}") from error
 
 
 def require_known(path: str, key: str, known: Iterable[str], file: ConfigFile) -> None:

@@ -13,7 +13,7 @@ from rlhf_algos.commands import exit_codes
 from rlhf_algos.commands.errors import ConfigError, message_of, write_traceback
 from rlhf_algos.commands.interrupts import deferred
 from rlhf_algos.commands.measures import GREEDY, HELD_OUT, REWARD
-from rlhf_algos.commands.ray_session import ray_session
+from rlhf_algos.commands.ray_session import ray_session, set_environment
 from rlhf_algos.commands.run_config import RunConfig, read_run_config, require_no_grids
 from rlhf_algos.commands.train_display import TrainDisplay, train_display
 from rlhf_algos.report import RunFolder, plot_training, read_progress
@@ -47,6 +47,7 @@ def train(
         The exit status: 0, 1 if the run failed, 2 if the configuration is wrong, 130 if it was interrupted.
     """
     console = Console(highlight=False)
+    set_environment()
     try:
         run = read_run_config(config, overrides, iterations=iterations)
         require_no_grids(run)

@@ -102,15 +102,15 @@ SECTIONS = (
         "staleness",
         "Staleness",
         "Age of the trained tokens in weight versions; 0 when sampling and training take turns.",
-        (Metric("staleness/mean", "mean age"), Metric("staleness/max", "largest age")),
+        (Metric("staleness/mean", "mean age of tokens"), Metric("staleness/max", "largest age of a token")),
     ),
     Section(
         "head-mass",
         "Head masses",
         "Probability of the recorded head (or support) of the distribution under each policy, with score centering.",
         (
-            Metric(f"{_LEARNER}rollout_head_mass", "under the sampler, q"),
-            Metric(f"{_LEARNER}trainer_head_mass", "under the trainer, p"),
+            Metric(f"{_LEARNER}rollout_head_mass", "head mass under the sampler, q"),
+            Metric(f"{_LEARNER}trainer_head_mass", "head mass under the trainer, p"),
         ),
     ),
     Section(
@@ -140,9 +140,9 @@ SECTIONS = (
         "Time per phase",
         "Seconds of one iteration spent in each phase.",
         (
-            Metric("timers/sample", "sampling, s"),
-            Metric("timers/learner_update", "update, s"),
-            Metric("timers/weight_sync", "weight sync, s"),
+            Metric("timers/sample", "seconds sampling"),
+            Metric("timers/learner_update", "seconds updating"),
+            Metric("timers/weight_sync", "seconds syncing weights"),
         ),
     ),
 )

@@ -47,7 +47,7 @@ class ShownGroup:
 
 def legend() -> list[tuple[int, str]]:
     """Each colour step and the range it stands for."""
-    ranges = [f"below {STEPS[0]}", *(f"{a} to {b}" for a, b in pairwise(STEPS))]
+    ranges = [f"below {STEPS[0]}", *(f"{a:g} to {b:g}" for a, b in pairwise(STEPS))]
     return list(enumerate([*ranges, f"{STEPS[-1]:g} and above"]))
 
 

@@ -1,6 +1,9 @@
 """Options of the learner that change what it does."""
 
+import numpy as np
+import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rlhf_algos.algorithms.base.remote import on_learners
 from tests.learner.conftest import make_batch
@@ -50,3 +53,28 @@ def test_gradient_checkpointing_gives_the_same_gradient(learners):
         assert recomputes is checkpointing
     for name, gradient in gradients[0].items():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-7), name
+
+
+@pytest.mark.parametrize("model", ["tied", "untied"])
+def test_a_saved_model_is_the_trained_one_and_stays_tied_or_not(learners, tmp_path, model):
+    """B41: after two steps, what is loaded from disk has the learner's log-probabilities and its kind of head."""
+    batch = make_batch([6, 5, 7, 4])
+    group = learners(model, lr=1e-2, num_learners=2, zero_stage=3)
+    run(group, batch, env_steps=(0, 1))
+    on_learners(group, lambda learner: learner.save_pretrained(str(tmp_path / "model")))
+    expected = on_learners(group, lambda learner: learner.old_logprobs_of(batch))[0]
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    embedding, head = loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight
+    assert (embedding.data_ptr() == head.data_ptr()) == (model == "tied")
+    assert torch.equal(embedding, head) == (model == "tied")
+    found, p, t = [], 0, 0
+    for n, m in zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), strict=True):
+        ids = torch.from_numpy(np.concatenate([batch.prompt_ids[p : p + n], batch.response_ids[t : t + m]]))
+        with torch.no_grad():
+            everything = loaded(ids[None]).logits[0, n - 1 : -1].log_softmax(-1)
+        found.append(everything.gather(1, ids[n:, None])[:, 0])
+        p, t = p + n, t + m
+    assert torch.allclose(torch.cat(found), expected, atol=1e-5)
+    # The steps were real: the model they began with has others.
+    untrained = on_learners(learners(model), lambda learner: learner.old_logprobs_of(batch))[0]
+    assert not torch.allclose(untrained, expected, atol=1e-3)

@@ -24,7 +24,6 @@
   function layoutOf(layout) {
     const axis = (given) => ({
       ...given, gridcolor: color("--grid"), linecolor: color("--line"), zerolinecolor: color("--line"), showline: true,
-      spikecolor: color("--quiet"), spikethickness: 1,
     });
     return {
       ...layout,
@@ -33,8 +32,9 @@
       font: { color: color("--text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
       hoverlabel: { bgcolor: color("--raised"), bordercolor: color("--line"), font: { color: color("--text") }, namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--quiet"), activecolor: color("--text") },
-      xaxis: axis(layout.xaxis),
-      yaxis: axis(layout.yaxis),
+      // A negative thickness is Plotly's way to say: without a white border.
+      xaxis: { ...axis(layout.xaxis), showspikes: true, spikemode: "across", spikedash: "dot", spikethickness: -2, spikecolor: color("--quiet") },
+      yaxis: { ...axis(layout.yaxis), showspikes: false },
     };
   }
 

@@ -1,0 +1,156 @@
+"""What `rlhf-algos sweep` shows while it runs, told by Tune through a callback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from ray import tune
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from rlhf_algos.commands.errors import message_of
+from rlhf_algos.commands.measures import MEASURES
+from rlhf_algos.commands.train_display import Lines, Quiet
+from rlhf_algos.report.run_folder import flatten
+
+
+@dataclass
+class ShownTrial:
+    """A trial that has started."""
+
+    name: str
+    state: str = "running"
+    row: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def iteration(self) -> int:
+        """Iterations it has finished."""
+        return int(self.row.get("training_iteration", 0))
+
+
+class SweepDisplay(Quiet):
+    """Shows nothing."""
+
+    def started(self, number: int, name: str) -> None:
+        """A trial runs; its number counts from 1."""
+
+    def result(self, number: int, row: Mapping[str, float]) -> None:
+        """A trial has finished an iteration."""
+
+    def ended(self, number: int, error: str | None) -> None:
+        """A trial is over."""
+
+
+class SweepLines(SweepDisplay):
+    """Plain lines."""
+
+    def __init__(self, console: Console, trials: int, iterations: int) -> None:
+        self._console, self._trials = console, trials
+        self._lines = Lines(console, iterations)
+
+    def say(self, text: str) -> None:
+        """Prints it."""
+        self._lines.say(text)
+
+    def started(self, number: int, name: str) -> None:
+        """Prints its name."""
+        self.say(f"trial {number}/{self._trials}  {name}")
+
+    def result(self, number: int, row: Mapping[str, float]) -> None:
+        """Prints the line that a run of `train` would."""
+        self._lines.iteration(int(row["training_iteration"]), row)
+
+    def ended(self, number: int, error: str | None) -> None:
+        """Prints why it failed."""
+        if error is not None:
+            self.say(f"trial {number}/{self._trials}  failed: {error}")
+
+
+class SweepTable(SweepDisplay):
+    """A live table with a row per trial."""
+
+    def __init__(self, console: Console, trials: int, iterations: int) -> None:
+        self._console, self._trials, self._iterations = console, trials, iterations
+        self._shown: dict[int, ShownTrial] = {}
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._table)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Prints it above the table."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def started(self, number: int, name: str) -> None:
+        """Adds a row."""
+        self._shown[number] = ShownTrial(name)
+
+    def result(self, number: int, row: Mapping[str, float]) -> None:
+        """Changes the row's numbers; one that is not measured in every iteration stays until it is again."""
+        self._shown[number].row = {**self._shown[number].row, **row}
+
+    def ended(self, number: int, error: str | None) -> None:
+        """Changes the row's state."""
+        if number in self._shown:
+            self._shown[number].state = "finished" if error is None else "failed"
+
+    def _table(self) -> Table:
+        shown = [m for m in MEASURES if any(m.key in trial.row for trial in self._shown.values())]
+        over = sum(trial.state != "running" for trial in self._shown.values())
+        table = Table(box=None, pad_edge=False, caption=f"{over} of {self._trials} trials", caption_justify="left")
+        for heading in ("trial", "state", "iteration"):
+            table.add_column(heading)
+        for measure in shown:
+            table.add_column(measure.heading, justify="right")
+        for number, trial in sorted(self._shown.items()):
+            numbers = [measure.text(trial.row) for measure in shown]
+            table.add_row(f"{number} {trial.name}", trial.state, f"{trial.iteration}/{self._iterations}", *numbers)
+        return table
+
+
+def sweep_display(console: Console, trials: int, iterations: int, *, quiet: bool) -> SweepDisplay:
+    """The display that fits where the console writes to."""
+    if quiet:
+        return SweepDisplay()
+    return (SweepTable if console.is_terminal else SweepLines)(console, trials, iterations)
+
+
+class ShowProgress(tune.Callback):
+    """Hands what Tune reports to `ShowProgress.display`.
+
+    Tune writes its callbacks into the sweep's folder and takes them from there when it resumes; the display belongs to
+    this process.
+    """
+
+    display: ClassVar[SweepDisplay] = SweepDisplay()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune's call."""
+        self.display.started(number_of(trial), str(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Tune's call."""
+        self.display.result(number_of(trial), flatten(result))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune's call."""
+        self.display.ended(number_of(trial), None)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune's call."""
+        error = trial.get_pickled_error() or RuntimeError(trial.get_error() or "no reason was recorded")
+        self.display.ended(number_of(trial), message_of(error))
+
+
+def number_of(trial: Any) -> int:
+    """The place of a trial in its sweep, from 1."""
+    return int(trial.trial_id.rpartition("_")[2]) + 1
