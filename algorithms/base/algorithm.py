@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import ray
@@ -48,7 +48,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
     def setup(self, config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> None:
         """Starts rollout actors and learners, and gives the actors the trainer's weights."""
         if not isinstance(config, LanguageModelAlgorithmConfig):
-            config = self.get_default_config().update_from_dict(dict(config))
+            config = cast(LanguageModelAlgorithmConfig, self.get_default_config().update_from_dict(dict(config)))
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
         self._shared_weights = SharedWeights()

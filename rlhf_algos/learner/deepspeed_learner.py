@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
-from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import distributed
-from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.corrections import Corrector, correction_metrics, make_corrector
-from rlhf_algos.learner.checkpoint import save_checkpoint
+from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
 from rlhf_algos.learner.module import LanguageModelModule
@@ -29,17 +25,12 @@ from rlhf_algos.learner.packing import MicroBatch, as_tensor, make_micro_batch, 
 from rlhf_algos.learner.process_group import ensure_process_group
 from rlhf_algos.learner.routing import Routing
 from rlhf_algos.learner.statistics import TokenStatistics
+from rlhf_algos.learner.weights import WeightsOfLearner
 from rlhf_algos.objectives import finalize_mismatch, loss_weights, mismatch_sums
 from rlhf_algos.objectives.mismatch import MAX_ENTRIES
 
-# DeepSpeed picks its accelerator when it is imported; without a GPU it must be told.
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-import deepspeed
-from deepspeed.utils import safe_get_full_grad
 
-
-class DeepSpeedLearner(TorchLearner):
+class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
     """Trains a `LanguageModelModule` with ZeRO stage 1, 2 or 3, one rank per Learner.
 
     An algorithm subclasses it with `compute_loss_for_module`, which maps a micro-batch and its log-probabilities
@@ -73,9 +64,9 @@ class DeepSpeedLearner(TorchLearner):
 
         Saves the seconds that a new process needs to import and join; nothing of the old run is left.
         """
-        index, placement_group = self._learner_index, self._placement_group
+        index, placement_group = self._learner_index, self._placement_group  # type: ignore[has-type]
         self.engine.destroy()
-        type(self).__init__(self, config=config, module_spec=module_spec)
+        type(self).__init__(self, config=config, module_spec=module_spec)  # type: ignore[call-arg]
         self._learner_index, self._placement_group = index, placement_group
         self.build()
 
@@ -241,7 +232,7 @@ class DeepSpeedLearner(TorchLearner):
             total += loss.detach().double().cpu()
         if self._kept_gradient is not None:
             for name, parameter in self._causal_lm().named_parameters():
-                self._kept_gradient[name] = safe_get_full_grad(parameter).detach().clone()
+                self._kept_gradient[name] = deepspeed.utils.safe_get_full_grad(parameter).detach().clone()
         self.engine.step()
         grad_norm = float(self.engine.get_global_grad_norm())
         if not np.isfinite(grad_norm):
@@ -365,46 +356,3 @@ class DeepSpeedLearner(TorchLearner):
         self.statistics.add_sum("signal/kept", signal[kept].sum())
         self.statistics.add_sum("signal/all", signal.sum())
         return correction.weights
-
-    # ---- weights --------------------------------------------------------------------------------------------
-
-    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter under its trainer name, gathered from all ranks one at a time.
-
-        All ranks must iterate to the end together (ZeRO-3 gathers with collectives). The tensor is only valid
-        until the next one is asked for.
-        """
-        for name, parameter in self._causal_lm().named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=self.config.zero_stage == 3):
-                yield name, parameter.detach()
-
-    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
-        """The weights under the names of a checkpoint, on rank 0; empty on other ranks. All ranks call it.
-
-        Experts that transformers holds fused become per-expert tensors, by transformers' own conversion.
-        """
-        tensors = {}
-        for name, tensor in self.named_weights():
-            if self.rank == 0:
-                # A ZeRO-3 tensor is released again when the loop goes on.
-                tensors[name] = tensor.clone() if self.config.zero_stage == 3 else tensor
-        return revert_weight_conversion(self._causal_lm(), tensors) if self.rank == 0 else {}
-
-    def save_pretrained(self, path: str) -> None:
-        """Writes the model as a Hugging Face directory (rank 0; all ranks call it)."""
-        tensors = self.checkpoint_tensors()
-        if self.rank == 0:
-            save_checkpoint(self._causal_lm(), tensors, source=self.config.model_path(), path=Path(path))
-
-    def _causal_lm(self) -> PreTrainedModel:
-        return self.module[DEFAULT_MODULE_ID].policy.causal_lm
-
-    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's state, in which a rollout actor finds only the version of the weights.
-
-        RLlib hands this state to rollout actors through the driver. The weights themselves take the way of
-        `rlhf_algos.weight_sync`, so with `inference_only=True` they are not in it.
-        """
-        if kwargs.get("inference_only"):
-            return {COMPONENT_RL_MODULE: {}, WEIGHTS_SEQ_NO: self._weights_seq_no}
-        return super().get_state(components, not_components=not_components, **kwargs)

@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from rlhf_algos import __version__
@@ -52,7 +51,6 @@ class Content:
 def render(content: Content) -> str:
     """The page as text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["in_script"] = _in_script
     scripts = [_one_kind_of_newline(get_plotlyjs()), _resource("page.js")]
     seeds = list(dict.fromkeys(value_text(run.seed) for run in content.runs if run.seed is not None))
     return environment.from_string(_resource("page.html.j2")).render(
@@ -64,7 +62,7 @@ def render(content: Content) -> str:
         looks=[look_of(index) for index in range(len(content.groups))],
         scripts=scripts,
         figures=[
-            (section, [(chart.metric, figure_of(chart, content.groups)) for chart in charts])
+            (section, [(chart.metric, _in_script(figure_of(chart, content.groups))) for chart in charts])
             for section, charts in content.charts.sections
         ],
         states=_states(content.runs),
@@ -110,6 +108,6 @@ def _one_kind_of_newline(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _in_script(figure: dict[str, Any]) -> Markup:
+def _in_script(figure: dict[str, Any]) -> str:
     """JSON that may stand in a script element: nothing in it can close the element."""
-    return Markup(json.dumps(figure, separators=(",", ":")).replace("<", "\\u003c"))
+    return json.dumps(figure, separators=(",", ":")).replace("<", "\\u003c")

@@ -155,7 +155,7 @@ def _check_distribution(response: ScoredResponse, sampling: SamplingSettings) ->
                 "record is not the distribution that was sampled from, so the step was stopped."
             )
 
-    mass = np.exp(logprobs).sum(axis=1)
+    mass: np.ndarray = np.exp(logprobs).sum(axis=1)
     refuse(np.isnan(logprobs).any(axis=1), "the recorded distribution holds NaN")
     refuse((logprobs[:, 1:] > logprobs[:, :-1] + _LOGPROB_TOLERANCE).any(axis=1), "the recorded head is not sorted")
     refuse(mass > 1.0 + _MASS_TOLERANCE, f"the recorded probabilities add up to {mass.max():.6f}, above 1")
@@ -167,7 +167,7 @@ def _check_distribution(response: ScoredResponse, sampling: SamplingSettings) ->
         refuse(mass < 1.0 - _MASS_TOLERANCE, f"the support's probabilities add up to {mass.min():.6f} only")
     else:
         above_head = sampled[:, 0] > logprobs[:, -1] + _LOGPROB_TOLERANCE
-        refuse(~is_sampled.any(axis=1) & above_head, "it is likelier than the head's last entry but not in the head")
+        refuse(np.asarray(~is_sampled.any(axis=1) & above_head), "it is likelier than the head's last entry but not in the head")
 
 
 def _supports(generations: Sequence[Generation]) -> dict[str, np.ndarray]:

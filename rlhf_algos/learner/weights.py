@@ -1,0 +1,63 @@
+"""What leaves a learner: its weights under the names of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+from torch import distributed
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from rlhf_algos.learner.accelerator import deepspeed
+from rlhf_algos.learner.checkpoint import save_checkpoint
+
+
+class WeightsOfLearner(TorchLearner):
+    """Gathers, names and saves the weights of a `LanguageModelModule`."""
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter under its trainer name, gathered from all ranks one at a time.
+
+        All ranks must iterate to the end together (ZeRO-3 gathers with collectives). The tensor is only valid
+        until the next one is asked for.
+        """
+        for name, parameter in self._causal_lm().named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self.config.zero_stage == 3):
+                yield name, parameter.detach()
+
+    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights under the names of a checkpoint, on rank 0; empty on other ranks. All ranks call it.
+
+        Experts that transformers holds fused become per-expert tensors, by transformers' own conversion.
+        """
+        tensors = {}
+        for name, tensor in self.named_weights():
+            if distributed.get_rank() == 0:
+                # A ZeRO-3 tensor is released again when the loop goes on.
+                tensors[name] = tensor.clone() if self.config.zero_stage == 3 else tensor
+        return revert_weight_conversion(self._causal_lm(), tensors) if distributed.get_rank() == 0 else {}
+
+    def save_pretrained(self, path: str) -> None:
+        """Writes the model as a Hugging Face directory (rank 0; all ranks call it)."""
+        tensors = self.checkpoint_tensors()
+        if distributed.get_rank() == 0:
+            save_checkpoint(self._causal_lm(), tensors, source=self.config.model_path(), path=Path(path))
+
+    def _causal_lm(self) -> PreTrainedModel:
+        return self.module[DEFAULT_MODULE_ID].policy.causal_lm
+
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state, in which a rollout actor finds only the version of the weights.
+
+        RLlib hands this state to rollout actors through the driver. The weights themselves take the way of
+        `rlhf_algos.weight_sync`, so with `inference_only=True` they are not in it.
+        """
+        if kwargs.get("inference_only"):
+            return {COMPONENT_RL_MODULE: {}, WEIGHTS_SEQ_NO: self._weights_seq_no}
+        return super().get_state(components, not_components=not_components, **kwargs)
