@@ -147,7 +147,7 @@ def _check_distribution(response: ScoredResponse, sampling: SamplingSettings) ->
     token_ids = np.array(generation.token_ids)[:, None]
     sampled = np.array(generation.logprobs, dtype=np.float64)[:, None]
 
-    def refuse(places: np.ndarray, fault: str) -> None:
+    def refuse(places: Any, fault: str) -> None:
         rows = np.flatnonzero(places)
         if len(rows):
             raise RuntimeError(
@@ -167,7 +167,7 @@ def _check_distribution(response: ScoredResponse, sampling: SamplingSettings) ->
         refuse(mass < 1.0 - _MASS_TOLERANCE, f"the support's probabilities add up to {mass.min():.6f} only")
     else:
         above_head = sampled[:, 0] > logprobs[:, -1] + _LOGPROB_TOLERANCE
-        refuse(np.asarray(~is_sampled.any(axis=1) & above_head), "it is likelier than the head's last entry but not in the head")
+        refuse(~is_sampled.any(axis=1) & above_head, "it is likelier than the head's last entry but not in the head")
 
 
 def _supports(generations: Sequence[Generation]) -> dict[str, np.ndarray]:
