@@ -12,7 +12,8 @@ _ENVIRONMENT = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     # Relative paths in a configuration mean the folder that the command was called in, in every process.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # A trial's error is shown once, at the end.
+    # The sweep has a table of its own, and shows a trial's error once.
+    "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     # Not every iteration is evaluated, so a metric that a schedule or a stop waits for may be missing in a result.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ray import tune
@@ -147,8 +149,16 @@ class ShowProgress(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune's call."""
-        error = trial.get_pickled_error() or RuntimeError(trial.get_error() or "no reason was recorded")
-        self.display.ended(number_of(trial), message_of(error))
+        self.display.ended(number_of(trial), message_of(_error_of(trial)))
+
+
+def _error_of(trial: Any) -> BaseException:
+    """What Tune has just written; it copies the files to where `trial.get_error` looks only later."""
+    if trial.pickled_error_file:
+        error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
+        if isinstance(error, BaseException):
+            return error
+    return RuntimeError(Path(trial.error_file).read_text(encoding="utf-8"))
 
 
 def number_of(trial: Any) -> int:

@@ -37,14 +37,21 @@ class TrialFolder:
     def __call__(self, trial: Any) -> str:
         """The folder's name."""
         number = int(trial.trial_id.rpartition("_")[2]) + 1
-        safe = re.sub(r"[^\w.=+,-]+", "", self.name(trial).replace(", ", ","))
+        safe = re.sub(r"[^\w.=+,-]+", "", self.name(trial).replace(", ", ",").replace("(", "-"))
         return f"trial-{number}-{safe}"[:_LONGEST].rstrip("-,")
 
 
 def as_text(value: Any) -> str:
-    """A value of a configuration, short: text without quotes, anything else as JSON."""
+    """A value of a configuration, short.
+
+    >>> as_text("tis"), as_text({"type": "tis", "high": 3.0}), as_text([1, None])
+    ('tis', 'tis(high=3.0)', '[1, null]')
+    """
     if isinstance(value, str):
         return value
+    if isinstance(value, Mapping) and isinstance(value.get("type"), str):
+        options = ", ".join(f"{key}={as_text(option)}" for key, option in value.items() if key != "type")
+        return f"{value['type']}({options})"
     return json.dumps(value, default=str)
 
 

@@ -20,6 +20,19 @@ class JsonLines:
     objects: list[tuple[int, dict[str, Any]]]
     cut: bool
 
+    def cut_note(self, file: Path, noun: str) -> list[str]:
+        """What the report's reader has to know of a cut file; nothing if it is whole."""
+        if not self.cut:
+            return []
+        return [
+            f"{file}: the last line is cut off and left out; complete before it: {counted(len(self.objects), noun)}."
+        ]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 run, 2 runs."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
 
 def read_json_lines(file: Path) -> JsonLines:
     """All complete lines; an incomplete last one is left out and reported as `cut`.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_algos.report.json_files import read_json_lines, read_json_object
+from rlhf_algos.report.json_files import counted, read_json_lines, read_json_object
 from rlhf_algos.report.run import Run, read_samples
 from rlhf_algos.report.run_folder import CONFIG, FORMAT, FORMAT_VERSION, PROGRESS, STATES, STATUS
 
@@ -75,8 +75,7 @@ def _read_rows(file: Path) -> tuple[dict[int, Mapping[str, float]], list[str]]:
         iteration = int(row["iteration"])
         repeated += iteration in rows
         rows[iteration] = row
-    notes = [f"{file}: the last line is cut off; the {len(rows)} complete iterations are used."] if lines.cut else []
-    return rows, notes + repeated_note(file, repeated)
+    return rows, lines.cut_note(file, "iteration") + repeated_note(file, repeated)
 
 
 def _read_status(file: Path) -> tuple[str, str | None]:
@@ -95,4 +94,4 @@ def repeated_note(file: Path, repeated: int) -> list[str]:
     """A note for iterations that were recorded more than once."""
     if not repeated:
         return []
-    return [f"{file}: {repeated} iterations were recorded again after a resume; the later record is used."]
+    return [f"{file}: recorded again after a resume: {counted(repeated, 'iteration')}; the later record is used."]

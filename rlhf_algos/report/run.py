@@ -113,4 +113,4 @@ def read_samples(folder: Path) -> tuple[tuple[Sample, ...], tuple[str, ...]]:
                 old_logprobs=tuple(line["old_logprobs"]),
             )
         )
-    return tuple(samples), (f"{file}: the last line is cut off and left out.",) if lines.cut else ()
+    return tuple(samples), tuple(lines.cut_note(file, "response"))

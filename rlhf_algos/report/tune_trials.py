@@ -71,8 +71,7 @@ def _read_results(file: Path) -> tuple[dict[int, dict[str, Any]], list[str]]:
             )
         repeated += iteration in results
         results[iteration] = result
-    notes = [f"{file}: the last line is cut off; the {len(results)} complete iterations are used."] if lines.cut else []
-    return results, notes + repeated_note(file, repeated)
+    return results, lines.cut_note(file, "iteration") + repeated_note(file, repeated)
 
 
 def _state(results: dict[int, dict[str, Any]], status: Any, error: str | None) -> str:

@@ -1,8 +1,8 @@
 """How routes reach the routers: a scope around one forward pass, which its recomputations enter again.
 
-No routes are stored on the model. The active scopes stand in a context variable, so they belong to one thread and to one
-`with` block. Activation checkpointing takes them along: torch's `checkpoint` asks its `context_fn` once per forward for
-the context in which to recompute, and gets the scopes of that moment. Hence several micro-batches can be in flight,
+No routes are stored on the model. The active scopes stand in a context variable, so they belong to one thread and to
+one `with` block. Activation checkpointing takes them along: torch's `checkpoint` asks its `context_fn` once per forward
+for the context in which to recompute, and gets the scopes of that moment. Hence several micro-batches can be in flight,
 and the recomputation may run in another thread (on a GPU, it does).
 """
 

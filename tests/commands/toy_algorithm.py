@@ -22,7 +22,7 @@ class Toy(GRPO):
 
     def setup(self, config):
         self.config = as_config(self.get_default_config(), config)
-        self.starts = getattr(self, "starts", 0) + 1
+        self._set_up_metrics()
 
     def reset_config(self, new_config):
         self.config = as_config(self.get_default_config(), new_config)

@@ -106,7 +106,9 @@ def test_the_complete_lines_of_a_killed_run_are_used(tmp_path, cut):
         file.write(cut)
     (run,) = read_runs([path])
     assert sorted(run.rows) == [1, 2]
-    assert run.notes == (f"{path}/progress.jsonl: the last line is cut off; the 2 complete iterations are used.",)
+    assert run.notes == (
+        f"{path}/progress.jsonl: the last line is cut off and left out; complete before it: 2 iterations.",
+    )
 
 
 def test_the_same_for_a_trial_and_for_samples(tmp_path):
@@ -117,9 +119,11 @@ def test_the_same_for_a_trial_and_for_samples(tmp_path):
         file.write_bytes(content[:-20])
     cut, samples_cut = read_runs([trial, own])
     assert sorted(cut.rows) == [1]
-    assert "the last line is cut off; the 1 complete iterations are used" in cut.notes[0]
+    assert "cut off and left out; complete before it: 1 iteration." in cut.notes[0]
     assert len(samples_cut.samples) == 1
-    assert "samples.jsonl: the last line is cut off" in samples_cut.notes[0]
+    assert (
+        "samples.jsonl: the last line is cut off and left out; complete before it: 1 response." in samples_cut.notes[0]
+    )
 
 
 def test_iterations_recorded_again_after_a_resume_count_once(tmp_path):
@@ -128,7 +132,7 @@ def test_iterations_recorded_again_after_a_resume_count_once(tmp_path):
         file.write(json.dumps({"iteration": 2.0, REWARD: 0.9}) + "\n")
     (run,) = read_runs([path])
     assert run.values(REWARD) == {1: 0.1, 2: 0.9}
-    assert "1 iterations were recorded again after a resume" in run.notes[0]
+    assert "recorded again after a resume: 1 iteration; the later" in run.notes[0]
 
 
 def test_a_folder_without_configuration_is_read_with_a_note(tmp_path):
@@ -195,7 +199,7 @@ def test_a_damaged_run_is_an_error_that_names_the_file(tmp_path, damage):
 
 def test_a_result_file_that_is_not_tunes_is_refused(tmp_path):
     (tmp_path / "result.json").write_text('{"accuracy": 1}\n')
-    with pytest.raises(ValueError, match=r'result\.json, line 1 is no result of a Ray Tune trial.*got None'):
+    with pytest.raises(ValueError, match=r"result\.json, line 1 is no result of a Ray Tune trial.*got None"):
         read_runs([tmp_path])
 
 
