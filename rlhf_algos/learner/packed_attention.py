@@ -101,12 +101,37 @@ AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)
 
 
+# transformers 5.24 makes the masks of these without looking at position ids, and their attention has learned sinks.
+_NEEDS_OWN_MASKS = ("gpt_oss",)
+
+
 def attention_for(config: PretrainedConfig) -> str:
     """The attention implementation for a model: ours, or transformers' own where ours can't follow.
 
     Sliding windows and attention sinks need a mask of their own; transformers' "eager" path builds it for packed
-    sequences from the position ids.
+    sequences from the position ids, or is given it (`attention_arguments`).
     """
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     special = getattr(config, "sliding_window", None) is not None or layer_types != {"full_attention"}
-    return "eager" if special else PACKED_ATTENTION
+    return "eager" if special or config.model_type in _NEEDS_OWN_MASKS else PACKED_ATTENTION
+
+
+def attention_arguments(config: PretrainedConfig, lengths: torch.Tensor) -> dict[str, Any]:
+    """Keyword arguments of the model with which packed sequences don't see each other.
+
+    Args:
+        config: of the model, loaded with `attention_for(config)`.
+        lengths: `[S]` int64, tokens of each sequence.
+    """
+    if config._attn_implementation == PACKED_ATTENTION:
+        return {"packing": packing_index(lengths)}
+    if config.model_type not in _NEEDS_OWN_MASKS:
+        return {}
+    sample = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    row = torch.arange(len(sample), device=lengths.device)
+    distance = row[:, None] - row
+    full = (sample[:, None] == sample) & (distance >= 0)
+    window = config.sliding_window if config.sliding_window is not None else len(sample)
+    lowest = torch.finfo(config.dtype or torch.float32).min
+    masks = {"full_attention": full, "sliding_attention": full & (distance < window)}
+    return {"attention_mask": {name: (~mask)[None, None].to(config.dtype) * lowest for name, mask in masks.items()}}

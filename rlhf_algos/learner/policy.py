@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from rlhf_algos.learner.packed_attention import PACKED_ATTENTION, attention_for, packing_index
+from rlhf_algos.learner.packed_attention import attention_arguments, attention_for
 from rlhf_algos.learner.packing import PackedSequences
 from rlhf_algos.objectives import ChunkedLogprobs, chunked_logprobs
 
@@ -83,14 +83,11 @@ class PackedCausalLM(nn.Module):
         with_entropy: bool = False,
     ) -> ChunkedLogprobs:
         """Log-probabilities of the response tokens under this model at the sampler's temperature (MATH 1)."""
-        packing = {}
-        if self.causal_lm.config._attn_implementation == PACKED_ATTENTION:
-            packing["packing"] = packing_index(sequences.lengths)
         output = self.causal_lm.base_model(
             input_ids=sequences.input_ids[None],
             position_ids=sequences.position_ids[None],
             use_cache=False,
-            **packing,
+            **attention_arguments(self.causal_lm.config, sequences.lengths),
         )
         hidden = output.last_hidden_state[0].index_select(0, sequences.predicting)
         return self.causal_lm.get_output_embeddings()(

@@ -23,6 +23,7 @@ class Toy(GRPO):
     def setup(self, config):
         self.config = as_config(self.get_default_config(), config)
         self._set_up_metrics()
+        self.callbacks = []
 
     def reset_config(self, new_config):
         self.config = as_config(self.get_default_config(), new_config)
