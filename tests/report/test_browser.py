@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 
 import pytest
 from playwright.sync_api import sync_playwright
@@ -69,18 +70,21 @@ def report(tmp_path_factory):
 class Opened:
     """A page that was opened without a network, with all that it logged and asked for."""
 
-    def __init__(self, browser, path, **options):
-        self.context = browser.new_context(offline=True, **options)
-        self.page = self.context.new_page()
+    def __init__(self, browser, path):
+        self.page = browser.new_page(offline=True, color_scheme="light", viewport={"width": 1280, "height": 900})
         self.logged, self.requests = [], []
         self.page.on("console", lambda message: self.logged.append(message.text))
         self.page.on("pageerror", lambda error: self.logged.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
-        # The last chart is drawn after the others.
-        self.page.wait_for_function(
-            "[...document.querySelectorAll('.chart')].every(chart => chart.querySelector('.main-svg'))"
-        )
+        self.wait_until("[...document.querySelectorAll('.chart')].every(chart => chart.querySelector('.main-svg'))")
+
+    def wait_until(self, condition):
+        # Playwright's own wait evaluates text inside the page, which the page's policy forbids.
+        deadline = time.monotonic() + 30
+        while not self.page.evaluate(condition):
+            assert time.monotonic() < deadline, condition
+            self.page.wait_for_timeout(50)
 
     def charts(self):
         """Of each chart: its name, the number of its shown curves, their colours and their points."""
@@ -100,17 +104,10 @@ class Opened:
         )
 
 
-@pytest.fixture
-def opened(browser, report, request):
-    pages = []
-
-    def open_page(**options):
-        pages.append(Opened(browser, report.page, **options))
-        return pages[-1]
-
-    yield open_page
-    for page in pages:
-        page.context.close()
+@pytest.fixture(scope="module")
+def opened(browser, report):
+    """One page for the tests that leave it as they found it: opening it takes seconds."""
+    return Opened(browser, report.page)
 
 
 def rgb(color):
@@ -118,8 +115,7 @@ def rgb(color):
 
 
 def test_the_charts_are_drawn_without_a_word_on_the_console_or_a_request(opened, report):
-    page = opened()
-    drawn = page.charts()
+    drawn = opened.charts()
     assert [chart["name"] for chart in drawn] == [
         "training reward",
         "held-out, sampled",
@@ -130,92 +126,91 @@ def test_the_charts_are_drawn_without_a_word_on_the_console_or_a_request(opened,
     # Two means and two failed runs; "none" agrees exactly, which the logarithmic axis can't show.
     assert (drawn[0]["curves"], drawn[3]["curves"]) == (4, 3)
     assert drawn[0]["means"] == [[0.3, 0.55, 0.8], [0.3, 0.55, 0.8]]
-    assert page.page.locator(".chart .main-svg").count() >= 5
-    assert page.logged == []
-    assert page.requests == [report.page.as_uri()]
+    assert opened.page.locator(".chart .main-svg").count() >= 5
+    assert opened.logged == []
+    assert opened.requests == [report.page.as_uri()]
 
 
 def test_a_group_has_one_colour_in_all_charts_and_in_the_legend(opened):
-    page = opened(color_scheme="light")
-    drawn = page.charts()
+    drawn = opened.charts()
     assert drawn[0]["colors"] == [rgb(LIGHT[0]), rgb(LIGHT[1]), rgb(LIGHT[2]), rgb(LIGHT[2])]
     assert drawn[3]["colors"] == [rgb(LIGHT[1]), rgb(LIGHT[2]), rgb(LIGHT[2])]
-    swatches = page.page.locator("#legend .swatch line")
+    swatches = opened.page.locator("#legend .swatch line")
     shown = [swatches.nth(i).evaluate("line => getComputedStyle(line).stroke") for i in range(swatches.count())]
     assert shown == [rgb(color) for color in LIGHT[:3]]
 
 
 def test_the_page_follows_the_systems_dark_mode_charts_included(opened):
-    page = opened(color_scheme="light")
     look = "() => [getComputedStyle(document.body).backgroundColor, document.querySelector('.xtick text').style.fill]"
-    assert page.page.evaluate(look) == ["rgb(255, 255, 255)", "rgb(28, 31, 36)"]
-    page.page.emulate_media(color_scheme="dark")
-    page.page.wait_for_function("document.querySelector('.xtick text').style.fill === 'rgb(231, 234, 238)'")
-    assert page.page.evaluate(look) == ["rgb(20, 23, 28)", "rgb(231, 234, 238)"]
-    assert page.charts()[0]["colors"][:2] == [rgb(DARK[0]), rgb(DARK[1])]
-    assert page.logged == []
+    assert opened.page.evaluate(look) == ["rgb(255, 255, 255)", "rgb(28, 31, 36)"]
+    opened.page.emulate_media(color_scheme="dark")
+    opened.wait_until("document.querySelector('.xtick text').style.fill === 'rgb(231, 234, 238)'")
+    assert opened.page.evaluate(look) == ["rgb(20, 23, 28)", "rgb(231, 234, 238)"]
+    assert opened.charts()[0]["colors"][:2] == [rgb(DARK[0]), rgb(DARK[1])]
+    opened.page.emulate_media(color_scheme="light")
+    opened.wait_until("document.querySelector('.xtick text').style.fill === 'rgb(28, 31, 36)'")
+    assert opened.charts()[0]["colors"][:2] == [rgb(LIGHT[0]), rgb(LIGHT[1])]
+    assert opened.logged == []
 
 
 def test_a_click_on_the_legend_hides_a_group_in_all_charts(opened):
-    page = opened(color_scheme="light")
-    before = [chart["curves"] for chart in page.charts()]
-    button = page.page.locator("#legend button").nth(2)
+    before = [chart["curves"] for chart in opened.charts()]
+    button = opened.page.locator("#legend button").nth(2)
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
-    hidden = page.charts()
+    hidden = opened.charts()
     assert rgb(LIGHT[2]) not in {color for chart in hidden for color in chart["colors"]}
     assert sum(chart["curves"] for chart in hidden) < sum(before)
     button.click()
-    assert [chart["curves"] for chart in page.charts()] == before
+    assert [chart["curves"] for chart in opened.charts()] == before
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
 def test_no_width_makes_the_page_scroll_sideways(opened, width):
-    page = opened(viewport={"width": width, "height": 800})
-    assert page.page.evaluate("document.documentElement.scrollWidth") == width
-    assert all(0.7 * min(width, 400) < chart["width"] <= width for chart in page.charts())
+    opened.page.set_viewport_size({"width": width, "height": 800})
+    # Plotly redraws a moment after the window has its new size.
+    opened.wait_until(f"document.querySelector('.main-svg').getBoundingClientRect().width < {width}")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == width
+    assert all(0.7 * min(width, 400) < chart["width"] <= width for chart in opened.charts())
 
 
 def test_what_came_from_files_stands_there_as_text_and_does_nothing(opened):
-    page = opened()
-    assert page.page.title() == HOSTILE
-    assert page.page.locator(".prompt").first.text_content() == HOSTILE
-    assert page.page.locator(".response .token").first.text_content() == HOSTILE
-    assert page.page.locator("#legend button").nth(2).text_content() == f"corrector={HOSTILE[:39]}…"
-    assert page.page.locator("#failed code").first.text_content() == HOSTILE
-    assert page.page.locator("img").count() == 0
-    assert page.page.evaluate("window.hacked") is None
+    assert opened.page.title() == HOSTILE
+    assert opened.page.locator(".prompt").first.text_content() == HOSTILE
+    assert opened.page.locator(".response .token").first.text_content() == HOSTILE
+    assert opened.page.locator("#legend button").nth(2).text_content() == f"corrector={HOSTILE[:39]}…"
+    assert opened.page.locator("#failed code").first.text_content() == HOSTILE
+    assert opened.page.locator("img").count() == 0
+    assert opened.page.evaluate("window.hacked") is None
 
 
-def test_a_script_that_got_into_the_page_would_not_run(opened):
-    page = opened()
-    page.page.evaluate(
+def test_a_script_that_got_into_the_page_would_not_run(browser, report):
+    opened = Opened(browser, report.page)
+    opened.page.evaluate(
         """() => {
             const script = document.createElement("script");
             script.textContent = "window.hacked = 1";
             document.body.append(script);
         }"""
     )
-    assert page.page.evaluate("window.hacked") is None
-    assert "Content Security Policy" in page.logged[0]
+    assert opened.page.evaluate("window.hacked") is None
+    assert "Content Security Policy" in opened.logged[0]
 
 
 def test_values_are_shown_where_one_points(opened):
-    page = opened(viewport={"width": 1280, "height": 900})
-    chart = page.page.locator("#reward .chart")
+    chart = opened.page.locator("#reward .chart")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
-    page.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 150)
-    page.page.wait_for_function("document.querySelector('#reward .hoverlayer text')")
-    shown = " ".join(page.page.locator("#reward .hoverlayer text").all_text_contents())
+    opened.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 150)
+    opened.wait_until("document.querySelector('#reward .hoverlayer text') !== null")
+    shown = " ".join(opened.page.locator("#reward .hoverlayer text").all_text_contents())
     assert "0.55 (0.5 to 0.6)" in shown
     assert "0.5 (failed)" in shown
-    assert page.logged == []
+    assert opened.logged == []
 
 
 def test_no_button_uploads_a_chart(opened):
-    page = opened()
-    buttons = page.page.locator("#reward .modebar-btn")
+    buttons = opened.page.locator("#reward .modebar-btn")
     titles = [buttons.nth(i).get_attribute("data-title") for i in range(buttons.count())]
     assert "Zoom" in titles
     assert not [title for title in titles if "loud" in title or "hare" in title or "Send" in title], titles
