@@ -22,7 +22,7 @@ class ConfigFile:
     Attributes:
         name: of the file, for messages.
         content: nested plain values.
-        overridden: dotted paths that `--set` gave.
+        overridden: dotted paths that `--set` gave or made.
     """
 
     name: str
@@ -94,11 +94,13 @@ def override(file: ConfigFile, overrides: Sequence[str]) -> ConfigFile:
         *parents, last = path.split(".")
         place: Any = content
         for depth, key in enumerate(parents):
+            above = ".".join(parents[: depth + 1])
             # An empty section of a YAML file is null.
-            place[key] = {} if place.get(key) is None else place[key]
+            if place.get(key) is None:
+                place[key] = {}
+                paths.append(above)
             place = place[key]
             if not isinstance(place, dict):
-                above = ".".join(parents[: depth + 1])
                 raise ConfigError(f"--set {path}: {above} is {place!r} and has no keys in it.")
         place[last] = value
         paths.append(path)

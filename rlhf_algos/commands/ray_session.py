@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _ENVIRONMENT = {
-    # Ray's own processes report to their log files, not between the lines of a table.
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
     # Relative paths in a configuration mean the folder that the command was called in, in every process.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     # The sweep has a table of its own, and shows a trial's error once.

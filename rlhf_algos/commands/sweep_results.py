@@ -38,13 +38,14 @@ class TrialResult:
 
 
 def trial_results(results: Any, labels: Mapping[str, str]) -> list[TrialResult]:
-    """The trials of Tune's result grid, those that have not started left out.
+    """The trials of Tune's result grid in the order of their numbers, those that have not started left out.
 
     Args:
         results: what `Tuner.fit` returned.
         labels: names of the searched values, by place in a trial's config.
     """
-    return [_trial_result(result, labels) for result in results]
+    trials = [_trial_result(result, labels) for result in results]
+    return sorted(trials, key=lambda trial: int(trial.folder.name.split("-")[1]))
 
 
 def _trial_result(result: Any, labels: Mapping[str, str]) -> TrialResult:

@@ -97,7 +97,8 @@ def restored_tuner(sweep: SweepConfig, folder: Path, *, retry_failed: bool) -> t
         str(folder),
         trainable=sweep.run.algorithm_class(),
         resume_unfinished=True,
-        restart_errored=retry_failed,
+        # Under the same number and in the same folder; `restart_errored` would give it new ones.
+        resume_errored=retry_failed,
     )
 
 

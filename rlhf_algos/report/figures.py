@@ -31,8 +31,10 @@ def figure_of(chart: Chart, groups: Sequence[Group]) -> dict[str, Any]:
         height=300,
         margin={"l": 64, "r": 12, "t": 12, "b": 44},
         hovermode="x unified",
+        # Evaluations are far apart: the nearest one counts wherever one points.
+        hoverdistance=-1,
         showlegend=False,
-        xaxis={"title": {"text": "iteration"}, "automargin": True, "range": _iterations_shown(chart)},
+        xaxis=_iteration_axis(chart) | {"automargin": True},
         yaxis=_value_axis(chart) | {"automargin": True},
     )
     layout: dict[str, Any] = figure.to_plotly_json()
@@ -41,12 +43,14 @@ def figure_of(chart: Chart, groups: Sequence[Group]) -> dict[str, Any]:
     return layout
 
 
-def _iterations_shown(chart: Chart) -> list[float]:
+def _iteration_axis(chart: Chart) -> dict[str, Any]:
     # Plotly's own range leaves room for markers, so it would begin before the first iteration.
     iterations = [i for series in _all_series(chart) for i in series.iterations]
     first, last = min(iterations), max(iterations)
     margin = 0.015 * (last - first) or 0.5
-    return [first - margin, last + margin]
+    axis: dict[str, Any] = {"title": {"text": "iteration"}, "range": [first - margin, last + margin]}
+    # There is no iteration 1.5.
+    return axis | {"dtick": 1} if last - first < 8 else axis
 
 
 def _value_axis(chart: Chart) -> dict[str, Any]:
@@ -54,11 +58,12 @@ def _value_axis(chart: Chart) -> dict[str, Any]:
         return {"type": "linear"}
     values = [value for series in _all_series(chart) for value in (*series.lows, *series.highs)]
     decades = math.log10(max(values) / min(values))
-    axis: dict[str, Any] = {"type": "log", "tickformat": "~g"}
     # Within a decade Plotly chooses well; above, it labels each of 1 to 9 or only powers of ten.
-    if decades > 1:
-        axis["dtick"] = "D2" if decades < 3 else math.ceil(decades / 6)
-    return axis
+    if decades <= 1:
+        return {"type": "log", "tickformat": "~g"}
+    if decades < 3:
+        return {"type": "log", "tickformat": "~g", "dtick": "D2"}
+    return {"type": "log", "tickformat": "~e", "dtick": math.ceil(decades / 6)}
 
 
 def _all_series(chart: Chart) -> list[Series]:
@@ -79,7 +84,7 @@ def _line(index: int, series: Series, name: str) -> Any:
         line={"dash": look.dash, "width": 2},
         marker={"symbol": look.marker, "size": 6},
         # The line beside it says whose value it is; with the name, the box would be wider than the chart.
-        hovertemplate="%{y:.4g}%{customdata}<extra></extra>",
+        hovertemplate="%{y:.4~g}%{customdata}<extra></extra>",
         meta={"group": index, "part": "line", "color": look.color},
     )
 
@@ -104,7 +109,7 @@ def _failed(index: int, series: Series, name: str) -> Any:
         mode="lines+markers",
         line={"dash": "dot", "width": 1},
         marker={"symbol": "x-thin-open", "size": 6},
-        hovertemplate="%{y:.4g} (failed)<extra></extra>",
+        hovertemplate="%{y:.4~g} (failed)<extra></extra>",
         meta={"group": index, "part": "failed", "color": look_of(index).color},
     )
 

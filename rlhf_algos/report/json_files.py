@@ -43,7 +43,7 @@ def read_json_lines(file: Path) -> JsonLines:
     lines = file.read_bytes().split(b"\n")
     while lines and not lines[-1].strip():
         lines.pop()
-    objects = []
+    objects: list[tuple[int, dict[str, Any]]] = []
     for number, line in enumerate(lines, 1):
         try:
             value = json.loads(line)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from rlhf_algos.report.groups import Group
 from rlhf_algos.report.palette import LIGHT, look_of
@@ -15,6 +18,9 @@ from rlhf_algos.report.series import Chart, Series
 
 _MOST_COLUMNS = 2
 _MOST_MARKERS = 25
+# Of a small legend, on the safe side; beside each name there is a piece of its line.
+_CHARACTERS_PER_INCH = 11
+_CHARACTERS_OF_A_LINE = 8
 
 
 def draw_picture(title: str, charts: Sequence[Chart], groups: Sequence[Group], path: Path) -> Path:
@@ -29,20 +35,31 @@ def draw_picture(title: str, charts: Sequence[Chart], groups: Sequence[Group], p
     columns = min(len(charts), _MOST_COLUMNS)
     rows = -(-len(charts) // columns)
     names = [index for index in range(len(groups)) if any(index in chart.groups for chart in charts)]
-    figure = Figure(figsize=(max(6.4, 4.8 * columns), 3.2 * rows + 0.5 + 0.22 * len(names)), layout="constrained")
+    width = max(6.4, 4.8 * columns)
+    labels, legend_columns = _legend_layout([groups[index].name for index in names], width)
+    lines = sum(label.count("\n") + 1 for label in labels) / legend_columns
+    figure = Figure(figsize=(width, 3.2 * rows + 0.7 + 0.18 * math.ceil(lines)), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, chart in zip(panels, charts, strict=False):
         _draw(axes, chart)
     for axes in panels[len(charts) :]:
         axes.set_axis_off()
     figure.suptitle(_plain(title))
-    handles = [Line2D([], [], label=_plain(groups[index].name), **_style(index)) for index in names]
+    handles = [Line2D([], [], label=_plain(label), **_style(index)) for index, label in zip(names, labels, strict=True)]
     if any(chart.failed for chart in charts):
         handles.append(Line2D([], [], label="a failed run", color="0.4", linestyle=":", linewidth=1))
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=1 if len(handles) < 4 else 2, fontsize="small")
+        figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, fontsize="small")
     figure.savefig(path, dpi=120)
     return path
+
+
+def _legend_layout(names: Sequence[str], width: float) -> tuple[list[str], int]:
+    """The names, wrapped where one is wider than the picture, and the number of columns that they fit into."""
+    characters = int(width * _CHARACTERS_PER_INCH)
+    longest = max((len(name) for name in names), default=0) + _CHARACTERS_OF_A_LINE
+    fitting = max(1, min(3, characters // longest if longest else 1, math.ceil(len(names) / 3)))
+    return [textwrap.fill(name, max(20, characters - _CHARACTERS_OF_A_LINE)) for name in names], fitting
 
 
 def _draw(axes: Any, chart: Chart) -> None:
@@ -58,6 +75,7 @@ def _draw(axes: Any, chart: Chart) -> None:
         axes.set_yscale("log")
     axes.set_title(_plain(chart.metric.label), fontsize="medium")
     axes.set_xlabel("iteration")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
 
 

@@ -1,4 +1,4 @@
-"""A GRPO without engines, whose config's environment says what goes wrong: commands are tested in seconds."""
+"""A GRPO without engines, whose environment's settings say what goes wrong: commands are tested in seconds."""
 
 import os
 import signal
@@ -10,10 +10,15 @@ from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 
 
 class Toy(GRPO):
-    """Reward 0.1 per iteration.
+    """The reward grows by 0.1 x `scale` per iteration.
 
-    `env_config` may hold `fail_at` (iteration that raises), `interrupt_at` (iteration that sends SIGINT to process
-    `interrupt`, once per `marker` file) and `log` (file that gets a line per iteration).
+    `env_config` may hold
+
+    * `scale`: of the reward;
+    * `fail_at`: an iteration that raises, unless the file `repaired` exists;
+    * `interrupt_at`: an iteration that sends SIGINT `interrupts` times (1) to the process `interrupt` (this one), once
+      for all if a file `interrupted` is named;
+    * `log`: a file that gets a line "scale iteration" per iteration.
     """
 
     @classmethod
@@ -34,27 +39,35 @@ class Toy(GRPO):
 
     def step(self):
         number, settings = self.iteration + 1, self.config.env_config
+        scale = settings.get("scale", 1.0)
         if "log" in settings:
             with Path(settings["log"]).open("a") as log:
-                log.write(f"{self.config.seed} {number} {os.getpid()}\n")
-        if settings.get("fail_at") == number:
+                log.write(f"{scale} {number}\n")
+        if settings.get("fail_at") == number and not Path(settings.get("repaired", "")).is_file():
             raise ValueError(f"the environment broke in iteration {number}")
-        if settings.get("interrupt_at") == number and not Path(settings["marker"]).exists():
-            Path(settings["marker"]).touch()
-            for _ in range(settings.get("interrupts", 1)):
-                os.kill(settings["interrupt"], signal.SIGINT)
-                time.sleep(0.2)
-            if settings["interrupt"] != os.getpid():
-                # Long enough for the driver to stop this trial.
-                time.sleep(30)
+        if settings.get("interrupt_at") == number:
+            self._interrupt(settings)
         result = {
-            "env_runners": {"episode_return_mean": number / 10},
+            "env_runners": {"episode_return_mean": scale * number / 10},
             "learners": {"default_policy": {"train_rollout_logprob_abs_diff": 0.01, "tis_clipfrac": 0.25}},
         }
         interval = self.config.evaluation_interval
         if interval and number % interval == 0:
             result["evaluation"] = self.evaluate()
         return result
+
+    def _interrupt(self, settings):
+        if "interrupted" in settings:
+            if Path(settings["interrupted"]).exists():
+                return
+            Path(settings["interrupted"]).touch()
+        process = settings.get("interrupt", os.getpid())
+        for _ in range(settings.get("interrupts", 1)):
+            os.kill(process, signal.SIGINT)
+            time.sleep(0.1)
+        if process != os.getpid():
+            # Until the driver stops this trial.
+            time.sleep(60)
 
     def evaluate(self, parallel_train_future=None):
         return {"env_runners": {"episode_return_mean": 0.5, "greedy_return_mean": 0.75}}

@@ -186,3 +186,29 @@ def test_kl_penalty_pulls_back_and_needs_a_reference_only_if_on(learners):
     second, _ = step(penalized, batch)
     assert first[0]["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert second[0]["reference_kl"] > 1e-4
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_a_gradient_that_is_not_finite_is_not_stepped_with(learners, zero_stage):
+    """B19: the step is refused with an error, the weights stay bit-equal, and so nothing broken can be published."""
+    batch = make_batch([6, 5, 7, 4])
+    group = learners(num_learners=2, zero_stage=zero_stage, lr=1e-2)
+
+    def attempt(learner):
+        before = {name: tensor.clone() for name, tensor in learner.named_weights()}
+        compute = learner.compute_loss_for_module
+        learner.compute_loss_for_module = lambda **arguments: compute(**arguments) * 1e38 * 1e38
+        try:
+            learner.update_from_rollouts(batch, env_steps_sampled=0)
+            text = "no error"
+        except ValueError as error:
+            text = str(error)
+        finally:
+            learner.compute_loss_for_module = compute
+        after = {name: tensor.clone() for name, tensor in learner.named_weights()}
+        return text, all(torch.equal(before[name], after[name]) for name in before), learner._weights_seq_no
+
+    for text, unchanged, steps in on_learners(group, attempt):
+        assert "gradient norm is" in text
+        assert unchanged
+        assert steps == 0

@@ -62,6 +62,12 @@
       draw();
     });
   }
+  // A heading that a link leads to must not end up under the legend.
+  const legend = document.getElementById("legend");
+  new ResizeObserver(() => {
+    document.documentElement.style.scrollPaddingTop = `${legend.offsetHeight + 16}px`;
+  }).observe(legend);
+
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();
 })();
