@@ -237,7 +237,7 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         grad_norm = float(self.engine.get_global_grad_norm())
         if not np.isfinite(grad_norm):
             raise ValueError(
-                f"The gradient norm is {grad_norm}: the step was not taken, the weights are those before it, and nothing "
+                f"The gradient norm is {grad_norm}: the step was not taken, the weights are those before it, nothing "
                 "was published to the rollout actors. Lower training(lr=...), or look at the batch's advantages and "
                 "log-probabilities (debugging(save_batches=...))."
             )
