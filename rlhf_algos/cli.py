@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_algos import __version__
+from rlhf_algos.commands.replay import add_replay
 from rlhf_algos.doctor import run_doctor
 
 
@@ -21,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rlhf-algos {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for add in (_add_train, _add_sweep, _add_report, _add_doctor):
+    for add in (_add_train, _add_sweep, add_replay, _add_report, _add_doctor):
         add(commands)
     return parser
 

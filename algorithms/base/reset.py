@@ -77,6 +77,7 @@ class ResettableAlgorithm(Algorithm):
 def as_config(
     default: LanguageModelAlgorithmConfig, given: LanguageModelAlgorithmConfig | Mapping[str, Any]
 ) -> LanguageModelAlgorithmConfig:
+    """The validated, frozen configuration that `given` is, or that it makes of `default`."""
     if isinstance(given, LanguageModelAlgorithmConfig):
         config = given.copy(copy_frozen=False)
     else:

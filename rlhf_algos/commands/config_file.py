@@ -42,7 +42,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key_node.value!r} stands twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key_node.value!r} stands twice", key_node.start_mark
+                )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 

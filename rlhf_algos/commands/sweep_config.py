@@ -142,7 +142,7 @@ def read_sweep_config(path: str | Path, overrides: Sequence[str] = (), *, iterat
     for key, value in (settings.get("stop") or {}).items():
         if not fits(value, float):
             raise ConfigError(f"{file.place(f'sweep.stop.{key}')} must be a number, got {value!r}.")
-    if (settings.get("max_concurrent") or 1) < 1:
+    if (at_once := settings.get("max_concurrent")) is not None and at_once < 1:
         raise ConfigError(f"{file.place('sweep.max_concurrent')} must be at least 1 or null.")
     run = _with_seeds(run, file)
     run, note = _with_routes(run, file)

@@ -11,6 +11,7 @@ from rlhf_algos.algorithms.reinforce_sc import ReinforceSC
 from rlhf_algos.commands.engine_arguments import vllm_engine_arguments
 from rlhf_algos.commands.errors import ConfigError
 from rlhf_algos.commands.run_config import read_run_config, require_no_grids
+from rlhf_algos.report.run_folder import plain_config
 from tests.commands.toy_algorithm import Toy
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,7 @@ EXAMPLE = ROOT / "examples/configs/addition_grpo.yaml"
 
 def options_of(config):
     """A config's options, without what differs between objects of one meaning."""
-    return {key: value for key, value in config.to_dict().items() if key != "env_creator"}
+    return plain_config({key: value for key, value in config.to_dict().items() if key != "env_creator"})
 
 
 def test_the_example_is_the_recipe():

@@ -13,7 +13,7 @@ from rlhf_algos.report.palette import DARK, LIGHT, look_of
 from tests.report.hand_made import DIFFERENCE, GREEDY, REWARD, SAMPLED, run_folder, sample, trial_folder
 
 PNG = b"\x89PNG\r\n\x1a\n"
-HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&amp;'
+HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&amp;$x_{'
 
 
 class Text(HTMLParser):
