@@ -82,7 +82,7 @@ def resume_sweep(
     def make_tuner(sweep: SweepConfig, space: dict[str, Any], labels: dict[str, str], folder: Path) -> Any:
         from rlhf_algos.commands.tuner import restored_tuner
 
-        return restored_tuner(sweep, folder, retry_failed=retry_failed)
+        return restored_tuner(sweep, space, folder, retry_failed=retry_failed)
 
     return _sweep(read, lambda sweep: folder, make_tuner, quiet=quiet, ray_address=ray_address)
 

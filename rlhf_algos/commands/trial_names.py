@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # Of a folder's name; file systems allow 255, and Tune's own files in it need a path that is not too long either.
-_LONGEST = 120
+_LONGEST = 100
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def new_tuner(sweep: SweepConfig, space: dict[str, Any], labels: Mapping[str, st
     )
 
 
-def restored_tuner(sweep: SweepConfig, folder: Path, *, retry_failed: bool) -> tune.Tuner:
+def restored_tuner(sweep: SweepConfig, space: dict[str, Any], folder: Path, *, retry_failed: bool) -> tune.Tuner:
     """A Tuner that goes on with the sweep in a folder; its finished trials stay finished.
 
     Raises:
@@ -96,6 +96,8 @@ def restored_tuner(sweep: SweepConfig, folder: Path, *, retry_failed: bool) -> t
     return tune.Tuner.restore(
         str(folder),
         trainable=sweep.run.algorithm_class(),
+        # Classes in the config are left out of Tune's record, and taken from here for trials that have not started.
+        param_space=space,
         resume_unfinished=True,
         # Under the same number and in the same folder; `restart_errored` would give it new ones.
         resume_errored=retry_failed,

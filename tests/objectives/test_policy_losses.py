@@ -171,3 +171,13 @@ def test_inputs_are_checked():
         reinforce_loss(zeros, zeros[:1])
     with pytest.raises(TypeError, match="advantages"):
         reinforce_loss(zeros, zeros.long())
+
+
+def test_a_ratio_at_the_dual_clip_itself_is_still_followed():
+    ratio = torch.tensor(1.0, dtype=torch.float64).exp().item()
+    logprobs = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+    zero, minus_one = torch.zeros(1, dtype=torch.float64), torch.tensor([-1.0], dtype=torch.float64)
+    loss, clipped = ppo_clip_loss(logprobs, zero, minus_one, dual_clip=ratio)
+    loss.sum().backward()
+    assert not clipped.item()
+    assert logprobs.grad.item() == ratio
