@@ -2,18 +2,21 @@
 
 import json
 import os
-import sys
+import runpy
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from ray import tune
 
-from examples import sweep_corrections
 from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.cli import main
 from rlhf_algos.envs import PromptEnv
+
+ROOT = Path(__file__).parents[2]
 
 
 def record_engines(algorithm, metrics_logger, result):
@@ -67,7 +70,7 @@ class Subclassed(GRPO):
 class KeepTrials(tune.Callback):
     """What Tune gave each trial, in this process."""
 
-    trials = []
+    trials: ClassVar = []
 
     def on_trial_start(self, iteration, trials, trial, **info):
         self.trials.append(trial)
@@ -163,9 +166,10 @@ def test_a_trial_that_can_never_run_is_an_error_and_no_wait(ray_session, tmp_pat
 
 def test_the_example_runs_all_its_trials_on_one_engine(ray_session, tmp_path):
     """Correctors, and trials with and without R3."""
-    config = sweep_corrections.make_config(iterations=1, prompts=2, problems=10)
+    example = runpy.run_path(str(ROOT / "examples/sweep_corrections.py"))
+    config = example["make_config"](iterations=1, prompts=2, problems=10)
     config.callbacks(on_train_result=record_engines)
-    results = sweep_corrections.run(config, 1, tmp_path / "sweep")
+    results = example["run"](config, 1, tmp_path / "sweep")
     assert not results.errors
     metrics = [result.metrics for result in results]
     chosen = [(str(m["config"]["corrector"]), m["config"]["router_replay"]) for m in metrics]
@@ -197,12 +201,9 @@ def test_a_trial_that_needs_another_engine_gets_one(ray_session, tmp_path, capsy
     file = tmp_path / "engines.json"
     file.write_text(json.dumps(config))
     assert main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
-    folder = capsys.readouterr().out.strip()
-    results = []
-    for number in range(1, 5):
-        (file,) = (path for path in os.scandir(folder) if path.name.startswith(f"trial-{number}-"))
-        with open(f"{file.path}/result.json") as lines:  # noqa: PTH123
-            results.append(json.loads(lines.read()))
+    folder = Path(capsys.readouterr().out.strip())
+    files = [next(folder.glob(f"trial-{number}-*/result.json")) for number in range(1, 5)]
+    results = [json.loads(file.read_text()) for file in files]
     dtypes = [result["config"]["vllm_args"]["dtype"] for result in results]
     engines = [result["engine_pid"] for result in results]
     assert dtypes == ["float32", "float32", "bfloat16", "bfloat16"]
@@ -221,7 +222,7 @@ def test_a_run_of_the_command_and_its_model(ray_session, tmp_path, capsys):
     status = main(
         [
             "train",
-            "examples/configs/addition_grpo.yaml",
+            str(ROOT / "examples/configs/addition_grpo.yaml"),
             *("--runs", str(tmp_path), "--iterations", "1"),
             *("--set", "training.prompts_per_iteration=4", "--set", "evaluation.evaluation_duration=10"),
             *("--set", "vllm.max_num_seqs=32", "--set", "training.lr=1e-3"),

@@ -124,7 +124,7 @@ def test_of_one_run_nothing_else_has_an_interval():
 
 def test_the_table_has_the_groups_that_did_not_fail_and_the_metrics_that_exist():
     groups = [
-        Group("a|b <i>", (run([0.5, 0.5], **{GREEDY: 0.25}), run([0.5, 0.5, 0.5]))),
+        Group("a|b <i>", (run([0.5, 0.5], **{GREEDY: 0.25}), run([0.5] * 3), run([9.0] * 4, state="failed"))),
         Group("c", (run([0.5], state="failed", **{SAMPLED: 1.0}),)),
         Group("d", (run([1.0]),)),
     ]

@@ -1,5 +1,7 @@
 """The files of a report, and the text of its page."""
 
+import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -11,7 +13,7 @@ import pytest
 from rlhf_algos.report import write_report
 from rlhf_algos.report.palette import DARK, LIGHT, look_of
 from tests.report.hand_made import DIFFERENCE, GREEDY, REWARD, SAMPLED, run_folder, sample, trial_folder
-
+HOSTILE = '$x_{$</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&amp;'
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&amp;$x_{'
 
@@ -22,7 +24,8 @@ class Text(HTMLParser):
     def __init__(self, page):
         super().__init__(convert_charrefs=True)
         self.text, self.elements, self.inside = "", [], []
-        self.feed(page.read_text())
+        self.source = page.read_text()
+        self.feed(self.source)
         self.text = " ".join(self.text.split())
 
     def handle_starttag(self, tag, attributes):
@@ -117,6 +120,12 @@ def test_everything_from_files_is_text(tmp_path):
     assert not [tag for tag, _ in page.elements if tag == "img"]
     scripts = [attributes for tag, attributes in page.elements if tag == "script"]
     assert [a for a in scripts if a != {"type": "application/json"}] == [{}, {}]
+    # Plotly reads names as a kind of HTML, and no data may end its script.
+    data = re.findall(r'<script type="application/json">(.*?)</script>', page.source, re.DOTALL)
+    assert data and not [figure for figure in data if "<" in figure]
+    names = {trace["name"] for figure in data for trace in json.loads(figure)["data"] if "name" in trace}
+    assert any("&lt;/script&gt;" in name for name in names)
+    assert not [name for name in names if "<" in name]
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(tmp_path):
