@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _ENVIRONMENT = {
+    # Ray's own processes report to their log files, not between the lines of a table.
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
     # Relative paths in a configuration mean the folder that the command was called in, in every process.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     # The sweep has a table of its own, and shows a trial's error once.
@@ -41,13 +45,28 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
-    if address:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    else:
-        ray.init(
-            include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _node_ip_address="127.0.0.1"
-        )
+    options = {"address": address} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    with _standard_error_if_it_fails():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     try:
         yield True
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _standard_error_if_it_fails() -> Iterator[None]:
+    """Holds back what is written to standard error, by C++ too: Ray announces there that it will be silent."""
+    with tempfile.TemporaryFile() as held:
+        sys.stderr.flush()
+        terminal = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(terminal, held.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)

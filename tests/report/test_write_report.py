@@ -13,9 +13,9 @@ import pytest
 from rlhf_algos.report import write_report
 from rlhf_algos.report.palette import DARK, LIGHT, look_of
 from tests.report.hand_made import DIFFERENCE, GREEDY, REWARD, SAMPLED, run_folder, sample, trial_folder
-HOSTILE = '$x_{$</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&amp;'
+
 PNG = b"\x89PNG\r\n\x1a\n"
-HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&amp;$x_{'
+HOSTILE = '$x_{$</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&amp;'
 
 
 class Text(HTMLParser):
