@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _ENVIRONMENT = {
+    # A call after the end, from a destructor, is to fail and not to start another Ray.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
     # Ray's own processes report to their log files, not between the lines of a table.
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     # Relative paths in a configuration mean the folder that the command was called in, in every process.
@@ -50,6 +52,10 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     try:
         yield True
+    except KeyboardInterrupt:
+        # What RLlib still holds would tell of actors that are gone, each with a traceback.
+        sys.unraisablehook = lambda unraisable: None
+        raise
     finally:
         ray.shutdown()
 
