@@ -42,6 +42,7 @@ demo: $(STAMP) ## set up and run the demo
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP) ## set up and run the tests
+	requirements/browser.sh
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 lint: style types ## ruff and mypy

@@ -72,6 +72,8 @@ def train(
         print(f"rlhf-algos train: the run failed: {message}\nThe whole error: {file}", file=sys.stderr)
         return exit_codes.FAILED
     folder.set_status("finished" if finished else "interrupted")
+    if not finished:
+        display.say("Interrupted.")
     _draw(folder, run)
     _say_what_there_is(folder, display, quiet=quiet)
     return exit_codes.OK if finished else exit_codes.INTERRUPTED
@@ -141,4 +143,5 @@ def _say_what_there_is(folder: RunFolder, display: TrainDisplay, *, quiet: bool)
         if (folder.path / name).exists():
             display.say(f"{label + ':':15}{folder.path / name}")
     display.say(f"{'Run folder:':15}{folder.path}")
-    display.say(f"{'Report:':15}rlhf-algos report {folder.path}")
+    if rows:
+        display.say(f"{'Report:':15}rlhf-algos report {folder.path}")

@@ -29,13 +29,14 @@ def figure_of(chart: Chart, groups: Sequence[Group]) -> dict[str, Any]:
         figure.add_trace(_failed(index, series, groups[index].name))
     figure.update_layout(
         height=300,
+        # Wide enough for any label. Plotly's own fitting can swing between two widths, and then warns.
         margin={"l": 64, "r": 12, "t": 12, "b": 44},
         hovermode="x unified",
         # Evaluations are far apart: the nearest one counts wherever one points.
         hoverdistance=-1,
         showlegend=False,
-        xaxis=_iteration_axis(chart) | {"automargin": True},
-        yaxis=_value_axis(chart) | {"automargin": True},
+        xaxis=_iteration_axis(chart),
+        yaxis=_value_axis(chart),
     )
     layout: dict[str, Any] = figure.to_plotly_json()
     # The template holds colours, and each figure would repeat it.

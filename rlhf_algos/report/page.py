@@ -25,6 +25,8 @@ from rlhf_algos.report.run_folder import STATES, plain_config
 from rlhf_algos.report.samples import legend, shown_groups
 from rlhf_algos.report.series import Charts
 
+# Columns of the table of differences; more can't be compared by eye.
+_MOST_DIFFERENCES = 30
 _ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<path d="M1 13 6 6l4 4 5-8" fill="none" stroke="#0072B2" stroke-width="2.5"/></svg>'
@@ -72,6 +74,7 @@ def render(content: Content) -> str:
         legend=legend(),
         configs=[(group, _config_text(group)) for group in content.groups],
         last=LAST,
+        most_differences=_MOST_DIFFERENCES,
         made=f"{datetime.now():%Y-%m-%d %H:%M}",
         version=__version__,
     )

@@ -93,6 +93,15 @@ def test_the_page_says_what_there_is(tmp_path):
     assert "2 tokens, mean mismatch 0.25, largest 0.5 at token 2" in text
 
 
+def test_a_table_of_differences_has_an_end(tmp_path):
+    for value in (0, 1):
+        run_folder(tmp_path / "runs", {f"option{number:02}": value for number in range(32)})
+    text = Text(write_report([tmp_path / "runs"], tmp_path / "out").page).text
+    assert "The first 30 of 32: so many differ where" in text
+    differences = text[text.index("The first 30 of 32") :]
+    assert "option29 " in differences and "option30 " not in differences
+
+
 def test_tokens_are_coloured_by_their_mismatch(tmp_path):
     shown = sample(tokens=list("abcdef\n"), q=[-1.0] * 7, p0=[-1.0, -1.02, -1.05, -0.8, -1.5, -3.0, -1.0])
     page = Text(write_report([run_folder(tmp_path / "run", {}, samples=[shown])], tmp_path / "out").page)

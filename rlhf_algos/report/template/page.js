@@ -14,7 +14,7 @@
     const own = color(`--group-${index}`);
     const copy = { ...trace, visible: !hidden.has(group), line: { ...trace.line, color: own } };
     if (part === "band") {
-      copy.fillcolor = own + "2e";
+      copy.fillcolor = own + "26";
     } else {
       copy.marker = { ...trace.marker, color: own };
     }
