@@ -32,6 +32,7 @@ from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import check_resources
 from rlhf_algos.algorithms.base.rollouts import Rollouts, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import save_batch
+from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.weight_sync import SharedWeights
 
@@ -42,6 +43,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
     """Synchronous on-policy training of a language model. Subclasses bring a config and a learner's loss."""
 
     config: LanguageModelAlgorithmConfig
+    _last_batch: RolloutBatch | None = None
 
     # ---- building -----------------------------------------------------------------------------------------------
 
@@ -65,6 +67,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         self.config = self._built_config = config
         self._weight_version = 0
         self._next_group = 0
+        self._last_batch = None
         if config.mismatch_injected().active:
             logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
 
@@ -119,12 +122,25 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
 
     def _update(self, batch: RolloutBatch) -> dict[str, float]:
         steps = self._episodes_sampled()
+        self._last_batch = batch
         # Into the object store once; every rank maps the same memory.
         reference = ray.put(batch)
         return on_learners(
             self.learner_group,
             lambda learner: learner.update_from_rollouts(ray.get(reference), env_steps_sampled=steps),
         )[0]
+
+    def shown_responses(self) -> list[dict[str, Any]]:
+        """The first responses of the last iteration: `prompt`, `reward` and, per trained token, `tokens` (text),
+        `rollout_logprobs` (log q) and `old_logprobs` (log p0); what a report colours by its mismatch.
+        """
+        if self._last_batch is None:
+            return []
+        old_logprobs: dict[int, list[float]] = {}
+        for of_rank in on_learners(self.learner_group, lambda learner: learner.shown_logprobs):
+            old_logprobs |= of_rank
+        tokenizer = load_tokenizer(self.config.model_path(), trust_remote_code=self.config.trust_remote_code)
+        return shown_responses(self._last_batch, old_logprobs, tokenizer)
 
     def _episodes_sampled(self) -> int:
         return int(self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))

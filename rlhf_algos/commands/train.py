@@ -116,6 +116,8 @@ def _train(run: RunConfig, algorithm: Any, folder: RunFolder, display: TrainDisp
             if due and not interrupts.requested and HELD_OUT.key not in flatten(result):
                 result["evaluation"] = algorithm.evaluate()
             display.iteration(number, folder.append(number, result))
+            if last or (run.evaluate_every and number % run.evaluate_every == 0):
+                folder.append_samples(number, algorithm.shown_responses())
         algorithm.save_pretrained(folder.path / MODEL)
     return not interrupts.requested
 

@@ -29,6 +29,9 @@ from rlhf_algos.learner.weights import WeightsOfLearner
 from rlhf_algos.objectives import finalize_mismatch, loss_weights, mismatch_sums
 from rlhf_algos.objectives.mismatch import MAX_ENTRIES
 
+#: So many responses of each update can be looked at token by token.
+SHOWN_SAMPLES = 4
+
 
 class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
     """Trains a `LanguageModelModule` with ZeRO stage 1, 2 or 3, one rank per Learner.
@@ -41,12 +44,15 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         statistics: of the update that is running.
         corrector: the configured `Corrector`.
         routing: what is replayed in which pass.
+        shown_logprobs: log p0 of the trained tokens of the last update's first samples, by sample id, to be looked at;
+            of this rank's samples.
     """
 
     engine: deepspeed.DeepSpeedEngine
     statistics: TokenStatistics
     corrector: Corrector
     routing: Routing
+    shown_logprobs: dict[int, list[float]]
     _kept_gradient: dict[str, torch.Tensor] | None = None
 
     # ---- building -------------------------------------------------------------------------------------------
@@ -163,6 +169,8 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
     def _prepare(self, batch: RolloutBatch) -> None:
         """Checks the batch, and makes the components that one update uses."""
         require_finite_batch(batch)
+        self._shown_ids = batch.sample_ids[:SHOWN_SAMPLES].tolist()
+        self.shown_logprobs = {}
         self.statistics = TokenStatistics()
         self.corrector = make_corrector(self.config.corrector)
         self.routing = Routing(self.module[DEFAULT_MODULE_ID].replayer, self.config.router_replay, self.statistics)
@@ -335,6 +343,10 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
 
         Call it in `compute_loss_for_module`, with the old policy's log-probabilities `[T]`.
         """
+        for sample in self._shown_ids:
+            of_sample = (batch.sample_ids == sample) & batch.loss_mask
+            if of_sample.any():
+                self.shown_logprobs[sample] = old_logprobs.detach()[of_sample].float().tolist()
         sums = mismatch_sums(old_logprobs.detach().float(), batch.rollout_logprobs, batch.loss_mask)
         for name, value in sums.items():
             add = self.statistics.add_max if name in MAX_ENTRIES else self.statistics.add_sum

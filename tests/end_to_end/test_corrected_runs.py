@@ -108,3 +108,15 @@ def test_a_lag_is_staleness_and_nothing_else(run):
     assert [set(batch.weight_versions.tolist()) for batch in batches] == [{0}, {0}, {0}, {1}]
     assert learners[0]["train_rollout_logprob_abs_diff"] < 1e-6
     assert learners[2]["train_rollout_logprob_abs_diff"] > 1e-3
+
+
+def test_responses_can_be_looked_at_token_by_token(run, algorithm):
+    _, (batch, *_), _ = run(config_for(corrector="tis").mismatch_injection(rounding_bits=3), 1)
+    shown = algorithm.shown_responses()
+    assert len(shown) == 4
+    length = int(batch.response_lengths[0])
+    assert shown[0]["prompt"].endswith("=") and shown[0]["reward"] == batch.rewards[0]
+    assert len(shown[0]["tokens"]) == len(shown[0]["old_logprobs"]) == length
+    assert shown[0]["rollout_logprobs"] == batch.rollout_logprobs[:length].tolist()
+    differences = np.subtract(shown[0]["old_logprobs"], shown[0]["rollout_logprobs"])
+    assert 1e-4 < np.abs(differences).max() < 10
