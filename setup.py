@@ -43,6 +43,7 @@ setup(
         "gymnasium==1.2.2",
         "safetensors",
         "numpy",
+        "pyyaml",
         "scipy",
         "matplotlib",
         "plotly",

@@ -11,6 +11,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.util.debug import log_once
 
 from rlhf_algos.algorithms.base import checks
+from rlhf_algos.algorithms.base.resources import start_ray_if_needed
 from rlhf_algos.algorithms.base.saved_batches import SavedBatches
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
 from rlhf_algos.models import resolve_model
@@ -347,6 +348,11 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
                 "handles_routes": self.records_routes() or make_router_replay(self.router_replay).replays,
             },
         )
+
+    def build_algo(self, *args: Any, **kwargs: Any) -> Any:
+        """Starts the algorithm's processes; Ray too, on the loopback address, if none is running or named."""
+        start_ray_if_needed()
+        return super().build_algo(*args, **kwargs)
 
     def validate(self) -> None:
         """Checks every option and combination, and resolves the environment where it is registered: here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import ray
@@ -36,3 +37,12 @@ def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:
         if not any(all(node.get(name, 0.0) + 1e-6 >= amount for name, amount in bundle.items()) for node in nodes):
             largest = {name: max(node.get(name, 0.0) for node in nodes) for name in bundle}
             raise ValueError(f"One process needs {dict(bundle)}, but no single machine has it; at most {largest}.")
+
+
+def start_ray_if_needed() -> None:
+    """Starts Ray on this machine, listening on the loopback address only, unless one is running or named.
+
+    Ray starts itself when it is first used, but then on the machine's network address and with a dashboard.
+    """
+    if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
+        ray.init(include_dashboard=False, _node_ip_address="127.0.0.1")

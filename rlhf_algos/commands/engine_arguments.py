@@ -22,10 +22,7 @@ def vllm_engine_arguments() -> list[str]:
         return []
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
-            fields = [item.target.id for item in node.body if _is_field(item)]
-            return [name for name in fields if not name.startswith("_")]
+            targets = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+            return [name for name in names if not name.startswith("_")]
     return []
-
-
-def _is_field(item: ast.stmt) -> bool:
-    return isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)

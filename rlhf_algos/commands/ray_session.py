@@ -19,6 +19,8 @@ _ENVIRONMENT = {
     # The sweep has a table of its own, and shows a trial's error once.
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    # `interrupts.deferred` takes its place.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # Not every iteration is evaluated, so a metric that a schedule or a stop waits for may be missing in a result.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # Seconds between two records of which trials are finished.

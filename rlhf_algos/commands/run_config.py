@@ -157,7 +157,7 @@ def read_run_config(
             raise ConfigError(
                 f"{file.name}: {key} is missing; for example `{key}: {'grpo' if key == 'algorithm' else 40}`."
             )
-    values = {"name": Path(path).stem, "evaluate_every": 10} | {
+    values: dict[str, Any] = {"name": Path(path).stem, "evaluate_every": 10} | {
         key: content[key] for key in _TOP_LEVEL if key in content
     }
     _check_top_level(values, file)

@@ -128,7 +128,7 @@ def _sweep(
 def _fit(sweep: SweepConfig, tuner: Any, labels: dict[str, str], folder: Path, *, quiet: bool) -> int:
     from rlhf_algos.commands.sweep_display import ShowProgress, sweep_display
     from rlhf_algos.commands.sweep_results import table_of, trial_results
-    from rlhf_algos.commands.tuner import tune_logs_to
+    from rlhf_algos.commands.tuner import tune_logs_to, tune_stops_on_interrupt
 
     total = len(sweep.trials())
     display = sweep_display(Console(highlight=False), total, sweep.run.iterations, quiet=quiet)
@@ -136,7 +136,7 @@ def _fit(sweep: SweepConfig, tuner: Any, labels: dict[str, str], folder: Path, *
     for note in _notes(sweep):
         display.say(note)
     ShowProgress.display = display
-    with tune_logs_to(folder), display:
+    with tune_logs_to(folder), display, tune_stops_on_interrupt(display.say):
         results = tuner.fit()
     trials = trial_results(results, labels)
     failed = [trial for trial in trials if trial.state == "failed"]

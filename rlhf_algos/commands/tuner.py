@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ray import tune
 
 from rlhf_algos.commands.errors import ConfigError
 from rlhf_algos.commands.grids import dotted
+from rlhf_algos.commands.interrupts import deferred
 from rlhf_algos.commands.sweep_config import SweepConfig
 from rlhf_algos.commands.sweep_display import ShowProgress
 from rlhf_algos.commands.trial_names import TrialFolder, TrialName
@@ -102,6 +107,30 @@ def restored_tuner(sweep: SweepConfig, space: dict[str, Any], folder: Path, *, r
         # Under the same number and in the same folder; `restart_errored` would give it new ones.
         resume_errored=retry_failed,
     )
+
+
+@contextmanager
+def tune_stops_on_interrupt(say: Callable[[str], None]) -> Iterator[None]:
+    """The first Ctrl-C has Tune record how things stand and end its trials; the second ends everything at once."""
+
+    def announce() -> None:
+        say("Stopping, which ends the trial that is running; press Ctrl-C again to stop at once.")
+        # Tune ends a run on this signal as it would on its own SIGINT handler, which says so in its log only.
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Until Tune puts its own handler here, a signal must not kill this process.
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with deferred(announce):
+            yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @contextmanager
