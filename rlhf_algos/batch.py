@@ -268,9 +268,7 @@ class RolloutBatch:
             raise ValueError(f"{path} lacks the fields {sorted(required - set(arrays))}.")
         batch = RolloutBatch(**arrays, settings=json.loads(header["settings"]))
         if batch.content_hash != header.get("content_hash"):
-            raise ValueError(
-                f"{path} was changed after it was saved: its content does not match its header's hash."
-            )
+            raise ValueError(f"{path} was changed after it was saved: its content does not match its header's hash.")
         return batch
 
 

@@ -29,8 +29,8 @@ def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:
         )
         raise ValueError(
             f"The algorithm's processes need {details}. Lower num_env_runners, num_learners or what each of them asks "
-            "for (num_cpus_per_env_runner, num_gpus_per_learner, ...), or start Ray with more: "
-            "ray.init(num_cpus=...) sets how many processes may share the cores."
+            "for (num_cpus_per_env_runner, num_gpus_per_learner, ...), or use a cluster that has more. CPUs are only "
+            "counted: ray.init(num_cpus=...) says how many processes may share the cores."
         )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for bundle in bundles:

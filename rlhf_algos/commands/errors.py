@@ -27,7 +27,8 @@ def message_of(error: BaseException) -> str:
     if "Traceback (most recent call last)" in text or "ray::" in text:
         # The original could not be sent between processes; its own line ends the traceback.
         text = text.splitlines()[-1]
-    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    else:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     notes = [str(note) for note in getattr(error, "__notes__", [])]
     shown = "\n".join([text if len(text) <= _SHOWN else text[:_SHOWN] + " ...", *notes])
     return shown.strip()

@@ -31,13 +31,25 @@ def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "Neither Ray nor vLLM is started. Write batches with debugging(save_batches=FOLDER).",
     )
     parser.add_argument("batches", type=Path, nargs="+", metavar="BATCH", help="saved batches, or folders of them")
-    parser.add_argument("--correctors", nargs="+", default=["none", "is", "tis", "icepop"], metavar="NAME")
-    parser.add_argument("--centering", nargs="+", choices=("off", "on"), default=None, help="score centering")
-    parser.add_argument("--router-replay", nargs="+", default=["none"], metavar="NAME")
+    parser.add_argument(
+        "--correctors",
+        nargs="+",
+        default=["none", "is", "tis", "icepop"],
+        metavar="NAME",
+        help='names, dotted paths or JSON such as \'{"type": "tis", "high": 3.0}\' (none is tis icepop)',
+    )
+    parser.add_argument(
+        "--centering", nargs="+", choices=("off", "on"), help="score centering (both, if the batch has a head)"
+    )
+    parser.add_argument(
+        "--router-replay", nargs="+", default=["none"], metavar="NAME", help="none, r3, r2 or dotted paths (none)"
+    )
     parser.add_argument("--reference", default="none", metavar="NAME", help="corrector to compare with")
     parser.add_argument("--model", help="the trainer's weights of that iteration; by default the batch's model")
     parser.add_argument("--sampler-model", help="also split the mismatch: the weights that the engine sampled with")
-    parser.add_argument("--fraction", type=float, default=1.0, help="of the samples, for --sampler-model")
+    parser.add_argument(
+        "--fraction", type=float, default=1.0, help="share of the responses that --sampler-model looks at (1.0)"
+    )
     parser.add_argument("--json", type=Path, help="write the table there too")
     parser.set_defaults(command=run_replay)
 
@@ -46,15 +58,28 @@ def run_replay(arguments: argparse.Namespace) -> int:
     """Prints the table; exit status 2 if the batches can't be used."""
     from rich.console import Console
 
-    from rlhf_algos.algorithms.base.saved_batches import batch_files
-    from rlhf_algos.algorithms.compare import Setting, all_settings, compare_settings
-    from rlhf_algos.batch import RolloutBatch
+    from rlhf_algos.corrections import make_corrector
 
     errors = Console(stderr=True)
     try:
+        # Before Ray and DeepSpeed are imported, which takes its time.
+        for name in [*arguments.correctors, arguments.reference]:
+            make_corrector(_spec(name))
+
+        from rlhf_algos.algorithms.base.saved_batches import batch_files
+        from rlhf_algos.algorithms.compare import Setting, all_settings, compare_settings
+        from rlhf_algos.batch import RolloutBatch
+
         batch = RolloutBatch.concatenate(RolloutBatch.load(file) for file in batch_files(arguments.batches))
+        if batch.routes is None and set(arguments.router_replay) - {"none"}:
+            raise ValueError(
+                "the batch has no routes, so --router-replay can only be none. Runs keep them with "
+                "config.sampling(record_routes=True), or router_replay='r3'."
+            )
         has_head = batch.head_ids is not None or batch.support_ids is not None
         centering = arguments.centering or (["off", "on"] if has_head else ["off"])
+        if not has_head:
+            errors.print("No score centering: the batch has no head (config.sampling(record_head=128) keeps one).")
         settings = all_settings(
             [_spec(name) for name in arguments.correctors],
             [choice == "on" for choice in centering],

@@ -27,7 +27,7 @@ def ensure_process_group() -> None:
 
 def deepspeed_join() -> None:
     """Lets DeepSpeed adopt the torch process group that exists."""
-    import deepspeed
+    from rlhf_algos.learner.accelerator import deepspeed
 
     deepspeed.init_distributed(
         dist_backend=distributed.get_backend(),

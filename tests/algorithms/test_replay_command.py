@@ -65,3 +65,8 @@ def test_files_that_are_no_batches_are_named(saved, capsys, damage, message):
 def test_an_unknown_corrector_is_named(saved, capsys):
     assert replay(saved, "--correctors", "tos") == 2
     assert "tos" in capsys.readouterr().err
+
+
+def test_what_the_batch_lacks_is_said(saved, capsys):
+    assert replay(saved, "--router-replay", "none", "r3") == 2
+    assert "the batch has no routes, so --router-replay can only be none" in capsys.readouterr().err

@@ -9,8 +9,8 @@ from rich.console import Console
 from rlhf_algos.commands.errors import message_of
 from rlhf_algos.commands.ray_session import _standard_error_if_it_fails
 from rlhf_algos.commands.sweep_display import SweepDisplay, SweepLines, SweepTable, sweep_display
-from rlhf_algos.commands.trial_names import as_text
 from rlhf_algos.commands.train_display import LiveTable, Quiet, train_display
+from rlhf_algos.commands.trial_names import as_text
 
 ROW = {
     "training_iteration": 2.0,
@@ -23,11 +23,6 @@ EVALUATED = ROW | {"evaluation/env_runners/episode_return_mean": 0.75}
 @pytest.fixture
 def terminal():
     return Console(file=io.StringIO(), force_terminal=True, width=140, color_system=None)
-
-
-def last_screen(console):
-    """What stands on the terminal at the end: rich writes the whole table anew each time."""
-    return console.file.getvalue().replace("\r", "\n").split("\x1b[2K")[-1]
 
 
 def test_a_terminal_gets_a_table_of_the_last_iterations(terminal):

@@ -78,3 +78,15 @@ def test_a_saved_model_is_the_trained_one_and_stays_tied_or_not(learners, tmp_pa
     # The steps were real: the model they began with has others.
     untrained = on_learners(learners(model), lambda learner: learner.old_logprobs_of(batch))[0]
     assert not torch.allclose(untrained, expected, atol=1e-3)
+
+
+def test_a_start_compiles_nothing(learners):
+    """DeepSpeed's operator for inference is neither built nor loaded; without it no compiler is needed."""
+    group = learners(num_learners=2)
+
+    def operator(learner):
+        from deepspeed import comm
+
+        return comm.comm.cdb.shm_comm_op, comm.comm.cdb.is_initialized()
+
+    assert on_learners(group, operator) == [(None, True), (None, True)]
