@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync"},
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync"},
     "algorithms": ENGINE | {"models", "report"},
-    "commands": {"algorithms", "batch", "report", "routing_replay"},
+    "commands": {"algorithms", "batch", "corrections", "report", "routing_replay"},
 }
 # `rollout` for benchmarks that measure the engine by itself.
 PUBLIC = {"algorithms", "batch", "corrections", "envs", "models", "objectives", "report", "rollout", "routing_replay"}
