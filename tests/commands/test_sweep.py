@@ -133,7 +133,18 @@ def test_a_wrong_value_of_one_trial_is_found_before_any_runs(command, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_without_a_sweep_can_not_be_resumed(tmp_path, capsys):
+def test_a_folder_without_a_sweep_can_not_be_resumed(ray_session, tmp_path, capsys):
     assert main(["sweep", "--resume", str(tmp_path)]) == 2
     assert f"{tmp_path} is not the folder of a sweep: it has no sweep.json." in capsys.readouterr().err
-    (tmp_path / "sweep.json").write_text('{"algorithm": "tests.commands.toy_algorithm.Toy", "iterations": 1}')
+    config = {
+        "algorithm": "tests.commands.toy_algorithm.Toy",
+        "iterations": 1,
+        "environment": {"env": "rlhf_algos/Addition-v0"},
+    }
+    (tmp_path / "sweep.json").write_text(json.dumps(config))
+    assert main(["sweep", "--resume", str(tmp_path)]) == 2
+    assert "no trial of this sweep has been recorded; start it again with" in capsys.readouterr().err
+    (tmp_path / "tuner.pkl").touch()
+    (tmp_path / "experiment_state-1.json").write_text('{"trial_da')
+    assert main(["sweep", "--resume", str(tmp_path)]) == 2
+    assert "experiment_state-1.json is damaged" in capsys.readouterr().err
