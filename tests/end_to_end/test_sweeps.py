@@ -52,19 +52,11 @@ class Share(PromptEnv):
 
 
 class Subclassed(GRPO):
-    """A user's algorithm: overrides one method, and remembers when its processes were started."""
-
-    def setup(self, config):
-        self.started = time.time()
-        super().setup(config)
-        self.ready = time.time()
+    """A user's algorithm: overrides one method."""
 
     def training_step(self):
         super().training_step()
         self.metrics.log_value("temperature_seen", self.config.temperature, window=1)
-
-    def step(self):
-        return super().step() | {"started": self.started, "ready": self.ready}
 
 
 class KeepTrials(tune.Callback):
@@ -87,13 +79,33 @@ def small_config() -> GRPOConfig:
     )
 
 
+def test_two_algorithms_are_built_at_once_in_two_processes(ray_session):
+    """Each with an engine and a learner of its own, which has a gloo process group: no port is shared."""
+
+    @ray_session.remote(num_cpus=0)
+    def build_and_train():
+        started = time.time()
+        algorithm = small_config().environment("rlhf_algos/Addition-v0").build_algo()
+        ready = time.time()
+        try:
+            return os.getpid(), started, ready, algorithm.train()["training_iteration"]
+        finally:
+            algorithm.stop()
+
+    first, second = ray_session.get([build_and_train.remote() for _ in range(2)])
+    assert first[0] != second[0]
+    assert max(first[1], second[1]) < min(first[2], second[2])
+    assert first[3] == second[3] == 1
+
+
 @pytest.fixture(scope="module")
 def nested_sweep(ray_session, tmp_path_factory):
-    """Four trials that need 3.4 of 8 CPUs each: two at a time, and each pair on the processes of the one before."""
+    """Four trials of which any two need more CPUs than there are."""
     config = small_config()
     config.environment(Share, env_config={"wanted": tune.grid_search([0.2, 0.4]), "split": "all"})
     config.sampling(temperature=tune.grid_search([0.5, 1.0]))
-    config.resources(num_cpus_for_main_process=2.5)
+    # What other tests' actors leave over.
+    config.resources(num_cpus_for_main_process=0.6 * ray_session.available_resources()["CPU"] - 0.9)
     results = tune.Tuner(
         Subclassed,
         param_space=config,
@@ -110,12 +122,10 @@ def nested_sweep(ray_session, tmp_path_factory):
     return [result.metrics for result in results]
 
 
-def test_two_algorithms_are_built_at_once_in_two_processes(nested_sweep):
-    """Each with a learner of its own, which has a gloo process group: no port is shared."""
-    assert {metrics["training_iteration"] for metrics in nested_sweep} == {1}
-    assert len({metrics["pid"] for metrics in nested_sweep}) == 2
-    built = {metrics["pid"]: (metrics["started"], metrics["ready"]) for metrics in nested_sweep}
-    assert max(started for started, _ in built.values()) < min(ready for _, ready in built.values())
+def test_trials_that_do_not_fit_at_once_run_one_after_another(nested_sweep):
+    assert [metrics["training_iteration"] for metrics in nested_sweep] == [1, 1, 1, 1]
+    # In one process, each on the processes of the one before.
+    assert len({metrics["pid"] for metrics in nested_sweep}) == 1
 
 
 def test_each_pair_of_values_occurs_once_and_reaches_environment_and_sampler(nested_sweep):
@@ -150,7 +160,6 @@ def containers_in(value) -> Iterator[object]:
 
 
 def test_a_trial_that_can_never_run_is_an_error_and_no_wait(ray_session, tmp_path):
-    """Likewise, the sweep above needed 13.6 CPUs at once."""
     started = time.monotonic()
     with pytest.raises(ValueError, match=r"need 40[.0-9]* CPU \(available 8\)"):
         tune.Tuner(
