@@ -185,6 +185,11 @@ class VLLMEnvRunner(EnvRunner):
         self._weight_version, self._unusable = version, None
         return version
 
+    def use_loaded_weights(self) -> None:
+        """Makes the weights that the engine loaded from disk version 0, if no others have arrived."""
+        if self._weight_version is None and self._unusable is None:
+            self._weight_version = 0
+
     # ---- sampling ---------------------------------------------------------------------------------------------
 
     def sample_groups(self, group_ids: Sequence[int], *, weight_version: int) -> tuple[RolloutBatch | None, list[int]]:

@@ -1,9 +1,11 @@
 """Training on saved batches gives what the live iteration gave (issue 5, bar 2)."""
 
+import numpy as np
 import pytest
 import torch
 
 from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.rollout_only import rollout_only
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from rlhf_algos.batch import RolloutBatch
@@ -103,3 +105,19 @@ def test_a_path_without_batches_is_named(tmp_path):
         batch_files(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="holds no saved batch"):
         batch_files([tmp_path])
+
+
+def test_rollout_without_a_learner_gives_the_first_batch_of_a_run(live, tmp_path):
+    """The same tokens and log-probabilities as a run's first iteration, saved like a run's."""
+    training, folder, _ = live[0]
+    config = settings_for(ReinforceSCConfig, **training).debugging(save_batches=str(tmp_path))
+    batches = list(rollout_only(config, iterations=2))
+    expected = RolloutBatch.load(min(folder.glob("*.safetensors")))
+    assert np.array_equal(batches[0].response_ids, expected.response_ids)
+    assert np.array_equal(batches[0].rewards, expected.rewards)
+    assert np.abs(batches[0].rollout_logprobs - expected.rollout_logprobs).max() < 1e-5
+    assert not set(batches[1].group_ids) & set(batches[0].group_ids)
+    saved = RolloutBatch.load(max(tmp_path.glob("*.safetensors")))
+    assert saved.content_hash == batches[1].content_hash
+    with pytest.raises(ValueError, match="remove mismatch_injection"):
+        next(rollout_only(settings_for(ReinforceSCConfig).mismatch_injection(lag=1), 1))

@@ -1,0 +1,58 @@
+"""Sampling without a learner: batches of the model as it is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
+
+from rlhf_algos.algorithms.base.advantages import with_advantages
+from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.base.remote import on_env_runners
+from rlhf_algos.algorithms.base.resources import start_ray_if_needed
+from rlhf_algos.algorithms.base.rollouts import sample_groups
+from rlhf_algos.algorithms.base.saved_batches import save_batch
+from rlhf_algos.batch import RolloutBatch
+
+
+def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Iterator[RolloutBatch]:
+    """The batches that the first iterations would train on if no update ever changed the weights.
+
+    Starts the configured rollout actors and nothing else; `debugging(save_batches=...)` keeps the batches, and a run
+    with `offline_data(input_=...)` can train on them elsewhere.
+
+    Args:
+        config: of an algorithm.
+        iterations: how many batches of `prompts_per_iteration` groups.
+
+    Raises:
+        ValueError: if the configuration is not valid, or injects a mismatch: that is done to published weights.
+    """
+    config = config.copy(copy_frozen=False)
+    config.validate()
+    if config.mismatch_injected().active:
+        raise ValueError("rollout_only samples with the weights on disk; remove mismatch_injection(...).")
+    start_ray_if_needed()
+    group = EnvRunnerGroup(config=config, local_env_runner=False)
+
+    def ready() -> None:
+        group.probe_unhealthy_env_runners()
+        on_env_runners(group, lambda runner: runner.use_loaded_weights())
+
+    try:
+        ready()
+        for iteration in range(iterations):
+            first = iteration * config.prompts_per_iteration
+            rollouts = sample_groups(
+                group,
+                range(first, first + config.prompts_per_iteration),
+                weight_version=0,
+                restore=ready,
+                patience_s=config.env_runner_restore_timeout_s,
+            )
+            batch = with_advantages(rollouts.batch, normalize_std=config.normalize_std)
+            if config.save_batches is not None:
+                save_batch(batch, config.save_batches, iteration + 1)
+            yield batch
+    finally:
+        group.stop()
