@@ -12,6 +12,7 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,12 @@ from typing import Any
 import ray
 
 from rlhf_algos.algorithms.base.remote import on_learners
-from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.batch import RolloutBatch
 
 MOST_SHARE = 0.10
 VARIANTS = ("no routes", "measured", "replayed")
-
-
-def sampled_batch(algorithm: GRPO) -> RolloutBatch:
-    """The batch of one iteration, as the learners get it."""
-    batches: list[RolloutBatch] = []
-    update = algorithm._update
-
-    def keeping_update(batch: RolloutBatch) -> dict[str, float]:
-        batches.append(batch)
-        return update(batch)
-
-    algorithm._update = keeping_update  # type: ignore[method-assign]
-    algorithm.train()
-    algorithm._update = update  # type: ignore[method-assign]
-    return batches[0]
 
 
 def step_seconds(learner: Any, batch: RolloutBatch, variant: str) -> float:
@@ -64,10 +50,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
-    config = addition(GRPOConfig(), iterations=100).sampling(record_routes=True)
+    folder = tempfile.TemporaryDirectory()
+    config = addition(GRPOConfig(), iterations=100).sampling(record_routes=True).debugging(save_batches=folder.name)
     algorithm = config.build_algo()
     try:
-        batch = sampled_batch(algorithm)
+        algorithm.train()
+        (file,) = Path(folder.name).iterdir()
+        batch = RolloutBatch.load(file)
         seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         for number in range(arguments.rounds + 1):
             for variant in VARIANTS:
@@ -80,6 +69,7 @@ def main() -> int:
     finally:
         algorithm.stop()
         ray.shutdown()
+        folder.cleanup()
     medians = {variant: statistics.median(values) for variant, values in seconds.items()}
     shares = {variant: medians[variant] / medians["no routes"] - 1 for variant in VARIANTS}
     assert batch.routes is not None

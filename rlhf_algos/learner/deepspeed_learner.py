@@ -119,11 +119,6 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         """Nothing to do: DeepSpeed reduces the gradients."""
 
     @property
-    def rank(self) -> int:
-        """This learner's rank in the process group."""
-        return distributed.get_rank()
-
-    @property
     def num_ranks(self) -> int:
         """Learners in the process group."""
         return distributed.get_world_size()

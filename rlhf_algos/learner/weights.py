@@ -21,6 +21,11 @@ from rlhf_algos.learner.checkpoint import save_checkpoint
 class WeightsOfLearner(TorchLearner):
     """Gathers, names and saves the weights of a `LanguageModelModule`."""
 
+    @property
+    def rank(self) -> int:
+        """This learner's rank in the process group."""
+        return distributed.get_rank()
+
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every parameter under its trainer name, gathered from all ranks one at a time.
 
@@ -38,15 +43,15 @@ class WeightsOfLearner(TorchLearner):
         """
         tensors = {}
         for name, tensor in self.named_weights():
-            if distributed.get_rank() == 0:
+            if self.rank == 0:
                 # A ZeRO-3 tensor is released again when the loop goes on.
                 tensors[name] = tensor.clone() if self.config.zero_stage == 3 else tensor
-        return revert_weight_conversion(self._causal_lm(), tensors) if distributed.get_rank() == 0 else {}
+        return revert_weight_conversion(self._causal_lm(), tensors) if self.rank == 0 else {}
 
     def save_pretrained(self, path: str) -> None:
         """Writes the model as a Hugging Face directory (rank 0; all ranks call it)."""
         tensors = self.checkpoint_tensors()
-        if distributed.get_rank() == 0:
+        if self.rank == 0:
             save_checkpoint(self._causal_lm(), tensors, source=self.config.model_path(), path=Path(path))
 
     def _causal_lm(self) -> PreTrainedModel:

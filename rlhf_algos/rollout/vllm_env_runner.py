@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES,
     WEIGHTS_SEQ_NO,
 )
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
@@ -26,7 +26,7 @@ from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
 from rlhf_algos.rollout.vllm_engine import Generation, GenerationRequest, VLLMEngine
-from rlhf_algos.routing_replay import RouteReplayer
+from rlhf_algos.routing_replay import RouteReplayer, model_without_weights
 from rlhf_algos.weight_sync import checkpoint_layout
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,7 @@ _TRAINING, _EVALUATION, _ENVIRONMENT = 0, 1, 2
 def router_layout(config: Any) -> RouterLayout:
     """Where the configured model has routers."""
     model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
-    # Without memory for the weights: only its modules matter.
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=config.trust_remote_code)
-    routers = RouteReplayer(model)
+    routers = RouteReplayer(model_without_weights(model_config, trust_remote_code=config.trust_remote_code))
     return RouterLayout(routers.decoder_layers, model_config.num_hidden_layers, routers.num_experts)
 
 

@@ -8,7 +8,7 @@ from rlhf_algos.routing_replay.adapters import (
     register_router_adapter,
 )
 from rlhf_algos.routing_replay.checker import check_router_replay
-from rlhf_algos.routing_replay.layers import moe_layer_routes, moe_layers
+from rlhf_algos.routing_replay.layers import model_without_weights, moe_layer_routes, moe_layers
 from rlhf_algos.routing_replay.mismatch import route_mismatch
 from rlhf_algos.routing_replay.replay import R2, R3, NoReplay, RouterReplay, make_router_replay
 from rlhf_algos.routing_replay.replayer import RouteReplayer
@@ -30,6 +30,7 @@ __all__ = [
     "join_routes",
     "known_routers",
     "make_router_replay",
+    "model_without_weights",
     "moe_layer_routes",
     "moe_layers",
     "packed_routes",

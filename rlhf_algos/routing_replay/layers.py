@@ -11,7 +11,16 @@ import torch
 from rlhf_algos.routing_replay.adapters import find_routers
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+def model_without_weights(config: PretrainedConfig, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The model's modules without memory for their weights, to find its routers."""
+    # Takes seconds to import, and configurations import this package.
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def moe_layers(config: PretrainedConfig, *, trust_remote_code: bool = False) -> tuple[int, ...]:
@@ -25,12 +34,7 @@ def moe_layers(config: PretrainedConfig, *, trust_remote_code: bool = False) -> 
         ValueError: the model is dense or its router is unknown (see `find_routers`), or a router's name does not
             contain exactly one number.
     """
-    # Takes seconds to import, and configurations import this package.
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    routers = find_routers(model)
+    routers = find_routers(model_without_weights(config, trust_remote_code=trust_remote_code))
     unnamed = [router.name for router in routers if router.decoder_layer is None]
     if unnamed:
         raise ValueError(f"The name {unnamed[0]!r} does not tell the decoder layer of this router.")
