@@ -11,6 +11,7 @@ import pytest
 from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.envs import PromptEnv
+from rlhf_algos.envs.addition import listed_problems
 
 
 def config_for(seed=0, num_env_runners=1) -> GRPOConfig:
@@ -21,10 +22,7 @@ def config_for(seed=0, num_env_runners=1) -> GRPOConfig:
         .vllm(max_model_len=32, max_num_seqs=64)
         .env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.5)
         .training(prompts_per_iteration=8, group_size=4, lr=1e-3)
-        .evaluation(
-            evaluation_duration=30,
-            evaluation_config={"env_config": {"digits": 2, "split": "heldout"}},
-        )
+        .evaluation(evaluation_duration=30)
         .debugging(seed=seed)
     )
 
@@ -95,20 +93,23 @@ def test_results_stand_under_rllibs_keys(first_run):
     assert learner["learning_rate"] == pytest.approx(1e-3)
 
 
-def test_evaluation_plays_the_same_heldout_problems_each_time(first_run):
+def test_evaluation_plays_the_first_heldout_problems_and_none_that_is_trained_on(first_run):
     algorithm = first_run[0]
     first, second = (algorithm.evaluate()["env_runners"] for _ in range(2))
     assert first == second
     assert first["num_episodes"] == 30
     assert 0 < first["greedy_return_mean"] <= 1
+    assert (first["split"], first["held_out"]) == ("heldout", 1.0)
+    assert first["weight_version"] == algorithm._weight_version
 
     def prompts(runner):
-        return runner.sample_evaluation(range(30), greedy=True).prompt_ids
+        batch, _ = runner.sample_evaluation(range(30), greedy=True, weight_version=runner.weight_version)
+        decode = runner._tokenizers["evaluation"]._tokenizer.decode
+        return [decode(ids) for ids in np.split(batch.prompt_ids, np.cumsum(batch.prompt_lengths)[:-1])]
 
     actor = algorithm.env_runner_group.healthy_env_runner_ids()[0]
-    heldout = on_env_runners(algorithm.env_runner_group, prompts, actors=[actor])[actor]
-    again = on_env_runners(algorithm.env_runner_group, prompts, actors=[actor])[actor]
-    assert np.array_equal(heldout, again)
+    played = on_env_runners(algorithm.env_runner_group, prompts, actors=[actor])[actor]
+    assert played == [f"{left}+{right}=" for left, right in listed_problems(2, "heldout", 0.1)[:30]]
 
 
 def test_saved_model_loads_and_agrees(first_run, tmp_path):

@@ -65,7 +65,7 @@ def test_members_of_a_group_and_groups_on_two_actors_get_different_noise(actors_
     def same_prompt_twice(runner):
         runner._weight_version = 0
         plan = [(sample, sample, {"seed": 7}) for sample in range(8)]
-        return runner._play(plan, "training", runner._sampling, 0)[0]
+        return runner._play(plan, "training", runner._sampling)[0]
 
     batch = call(actors_for("untied", record_head=128), same_prompt_twice)
     responses = np.split(batch.response_ids, np.cumsum(batch.response_lengths)[:-1])
@@ -78,7 +78,7 @@ def test_every_end_id_of_the_generation_config_ends_a_response(actors_for):
     def sample(runner):
         runner._weight_version = 0
         batch = runner.sample_groups(list(range(40)), weight_version=0)[0]
-        return batch, sorted(runner._tokenizer.end_ids)
+        return batch, sorted(runner._tokenizers["training"].end_ids)
 
     batch, end_ids = call(actors_for("untied"), sample)
     assert end_ids == [1, 2]
@@ -99,7 +99,7 @@ def test_prompts_that_do_not_fit_are_reported(actors_for):
     def sample(runner):
         from rlhf_algos.rollout.sampling import SamplingSettings
 
-        rooms = [runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), 0) for n in (4, 30, 31, 32, 40)]
+        rooms = [runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), "training") for n in (4, 30, 31, 32, 40)]
         return [None if request is None else request.max_tokens for request in rooms]
 
     assert call(actors_for("untied"), sample) == [8, 2, 1, None, None]
@@ -188,7 +188,8 @@ def test_on_request_an_unscorable_response_is_left_out(actors_for, fault):
         creators = runner._creators
         runner._creators = {**creators, "training": env_creator_for(lambda c: Moody(split="all"))}
         runner._environments = {}
-        runner.config = runner.config.copy(copy_frozen=False).training(unscorable_responses="leave_out")
+        lenient = runner.config.copy(copy_frozen=False).training(unscorable_responses="leave_out")
+        runner._configs = {**runner._configs, "training": lenient}
         try:
             runner._weight_version = 0
             return runner.sample_groups([5, 6, 7], weight_version=0)[0]
