@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -404,6 +404,6 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         check_evaluation_config(self)
         if not self.in_evaluation:
             self.forget_environments()
-            evaluation = self.get_evaluation_config_object()
+            evaluation = cast(Self, self.get_evaluation_config_object())
             self._training_env_creator = self.env_creator
             self._evaluation_env_creator = evaluation.env_creator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -60,11 +60,11 @@ class ResettableAlgorithm(Algorithm):
             return True
         self._started_with(config)
         self.callbacks = [cls() for cls in force_list(config.callbacks_class)]
-        self.evaluation_config = config.get_evaluation_config_object()
-        self.evaluation_config.validate()
-        self.evaluation_config.freeze()
-        evaluation_config = self.evaluation_config
-        if self.offline_data is not None:
+        evaluation_config = cast(LanguageModelAlgorithmConfig, config.get_evaluation_config_object())
+        evaluation_config.validate()
+        evaluation_config.freeze()
+        self.evaluation_config = evaluation_config
+        if config.offline_data_class is not None and not config.is_online:
             self.offline_data = config.offline_data_class(config)
         if self.env_runner_group is not None:
             on_env_runners(self.env_runner_group, lambda runner: runner.configure(config))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -17,7 +17,7 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText
+from rlhf_algos.envs import EnvCreator, PromptEnv, PromptSpace, UnicodeText
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
@@ -41,6 +41,11 @@ def router_layout(config: Any) -> RouterLayout:
     model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
     routers = RouteReplayer(model_without_weights(model_config, trust_remote_code=config.trust_remote_code))
     return RouterLayout(routers.decoder_layers, model_config.num_hidden_layers, routers.num_experts)
+
+
+def task_of(environment: gymnasium.Env[Any, str]) -> PromptEnv:
+    """What stands inside the wrappers."""
+    return cast(PromptEnv, environment.unwrapped)
 
 
 class VLLMEnvRunner(EnvRunner):
@@ -107,7 +112,7 @@ class VLLMEnvRunner(EnvRunner):
     @property
     def split(self) -> str:
         """Which problems this actor's own environment draws: "train", "heldout" or "all"."""
-        return self.env.unwrapped.split
+        return task_of(self.env).split
 
     def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
         """Observation and action space of every prompt environment."""
@@ -241,12 +246,12 @@ class VLLMEnvRunner(EnvRunner):
         """
         self._require_version(weight_version)
         self._mark = None if mark is None else ScoringMark(mark)
-        (environment,) = self._take_environments(EVALUATION, 1)
-        available = environment.unwrapped.num_problems
+        task = task_of(self._take_environments(EVALUATION, 1)[0])
+        available = task.num_problems
         if available is not None and len(indices) and max(indices) >= available:
             raise ValueError(
-                f"evaluation(evaluation_duration={self.config.evaluation_duration}): {environment.unwrapped.name} has "
-                f"{available} problems in split={environment.unwrapped.split!r}; ask for that many at most."
+                f"evaluation(evaluation_duration={self.config.evaluation_duration}): {task.name} has "
+                f"{available} problems in split={task.split!r}; ask for that many at most."
             )
         plan = [(index, index, {"options": {"index": index}}) for index in indices]
         return self._play(plan, EVALUATION, self._configs[EVALUATION].sampling_settings(greedy=greedy))
@@ -307,7 +312,7 @@ class VLLMEnvRunner(EnvRunner):
         settings = {
             "model": self.config.language_model_path,
             "environment": str(self._configs[kind].env),
-            "split": environments[0].unwrapped.split,
+            "split": task_of(environments[0]).split,
             "mismatch_injection": self.config.mismatch_injected().as_dict(),
         } | sampling.as_dict()
         return assemble(ordered, sampling, router=self._router, settings=settings), too_long

@@ -99,7 +99,10 @@ def test_prompts_that_do_not_fit_are_reported(actors_for):
     def sample(runner):
         from rlhf_algos.rollout.sampling import SamplingSettings
 
-        rooms = [runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), "training") for n in (4, 30, 31, 32, 40)]
+        rooms = [
+            runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), "training")
+            for n in (4, 30, 31, 32, 40)
+        ]
         return [None if request is None else request.max_tokens for request in rooms]
 
     assert call(actors_for("untied"), sample) == [8, 2, 1, None, None]
