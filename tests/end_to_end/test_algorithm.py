@@ -137,6 +137,34 @@ def test_saved_model_loads_and_agrees(first_run, tmp_path):
     assert tokenizer.decode(prompt).endswith("=")
 
 
+def test_a_reward_that_ends_the_process_is_tried_twice_and_named(first_run):
+    """The second time the error names the group; another configuration then goes on with the same algorithm."""
+
+    class Exits(PromptEnv):
+        def prompt(self, rng):
+            self.number = int(rng.integers(10, 99))
+            return f"{self.number}="
+
+        def reward(self, response):
+            if self.number == 74:
+                os._exit(1)
+            return 1.0
+
+    algorithm = first_run[0]
+    config = config_for().environment(Exits).training(prompts_per_iteration=90)
+    config.env_config = {"split": "all"}
+    assert algorithm.reset_config(config)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"environment of sample \d+ of group \d+ was running, and so it did"):
+        algorithm.train()
+    assert time.monotonic() - started < 120
+    deadline = time.monotonic() + 120
+    while not algorithm.env_runner_group.healthy_env_runner_ids() and time.monotonic() < deadline:
+        algorithm.restore_env_runners(algorithm.env_runner_group)
+    assert algorithm.reset_config(config_for())
+    assert algorithm.train()["learners"]["default_policy"]["train_rollout_logprob_abs_diff"] < 1e-6
+
+
 def test_a_killed_actor_comes_back_with_current_weights_and_groups_stay_whole(ray_session):
     """Bar 9: one of two actors is killed while it samples."""
     algorithm = config_for(num_env_runners=2).build_algo()
