@@ -1,4 +1,4 @@
-"""What a corrector did, per token (MATH.md section 5)."""
+"""What a corrector did, per token (MATH 5)."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Corrections on one fixed batch, in this process (issue 5, bar 3)."""
+"""Corrections on one fixed batch, in this process."""
 
 import dataclasses
 import json

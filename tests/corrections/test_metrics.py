@@ -1,4 +1,4 @@
-"""Metrics of a correction: MATH.md section 5, case B21."""
+"""Metrics of a correction: MATH 5; raw and applied weights apart, pads and ranks counted right."""
 
 import math
 
@@ -22,7 +22,7 @@ def metrics_of(corrector, *batches):
     return statistics.reduce()[0]
 
 
-def test_raw_and_applied_are_separate():  # B21: weights 0.5, 4, 1
+def test_raw_and_applied_are_separate():  # weights 0.5, 4, 1
     tokens = ([0.5, 4.0, 1.0], [True, True, True])
     raw = {"tis": 5.5 / 3, "tis_abs": 3.5 / 3}
     assert metrics_of(TIS(high=2.0), tokens) == pytest.approx(
@@ -46,14 +46,14 @@ def test_clipping_from_below_counts_too():
     assert metrics_of(TIS(low=0.8, high=2.0), ([0.5, 1.0], [True, True]))["tis_clipfrac"] == 0.5
 
 
-def test_pads_do_not_count():  # B21: counting the pad gives 0.5
+def test_pads_do_not_count():  # counting the pad gives 0.5
     tokens = ([1.5, 0.5, 4.0, 5.0], [True, True, True, False])
     assert metrics_of(TIS(), tokens) == metrics_of(TIS(), ([1.5, 0.5, 4.0], [True, True, True]))
     assert metrics_of(TIS(), tokens)["tis_clipfrac"] == pytest.approx(1 / 3)
     assert metrics_of(TIS(), ([math.nan, 1.0], [False, True]))["tis"] == 1.0
 
 
-def test_learners_with_unequal_counts():  # B21: not the mean of 1/3 and 1
+def test_learners_with_unequal_counts():  # not the mean of 1/3 and 1
     first, second = ([4.0, 1.0, 1.0], [True, True, True]), ([4.0], [True])
     assert metrics_of(TIS(), first, second)["tis_clipfrac"] == 0.5
     assert metrics_of(IcePop(), first, second)["tis_zero_fraction"] == 0.5

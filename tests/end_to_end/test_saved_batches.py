@@ -1,4 +1,4 @@
-"""Training on saved batches gives what the live iteration gave (issue 5, bar 2)."""
+"""Training on saved batches gives what the live iteration gave."""
 
 import numpy as np
 import pytest
