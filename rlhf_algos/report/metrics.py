@@ -81,8 +81,8 @@ SECTIONS = (
     Section(
         "clip-fraction",
         "Clip fraction",
-        "Fraction of the trained tokens whose weight the correction changed (with corrector none: every token whose "
-        "ratio is not exactly 1), and of those whose gradient the policy clip removed.",
+        "Fraction of the trained tokens whose weight the correction changed, where there is one, and of those whose "
+        "gradient the policy clip removed.",
         (
             Metric(f"{_LEARNER}tis_clipfrac", "weight changed (tis_clipfrac)", in_table=True),
             Metric(f"{_LEARNER}pg_clipfrac", "policy clip (pg_clipfrac)"),
