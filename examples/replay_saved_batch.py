@@ -51,9 +51,8 @@ def main() -> None:
     for row in compare_settings(batch, all_settings(router_replays=("none", "r3"))):
         # No weight is changed without a corrector.
         clipped = f"{row['tis_clipfrac']:.4f}" if "tis_clipfrac" in row else "-"
-        print(
-            f"{row['setting']:32s} {row['cosine']:8.4f} {row['norm_ratio']:10.4f} {clipped:>8s} {row['mismatch_kl']:9.5f}"
-        )
+        numbers = f"{row['cosine']:8.4f} {row['norm_ratio']:10.4f} {clipped:>8s} {row['mismatch_kl']:9.5f}"
+        print(f"{row['setting']:32s} {numbers}")
 
 
 if __name__ == "__main__":
