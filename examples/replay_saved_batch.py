@@ -49,10 +49,10 @@ def main() -> None:
     print(f"{file}: {batch.num_samples} answers, {batch.num_trained_tokens} tokens\n")
     print(f"{'setting':32s} {'cosine':>8s} {'norm ratio':>10s} {'clipped':>8s} {'k3 KL':>9s}")
     for row in compare_settings(batch, all_settings(router_replays=("none", "r3"))):
-        print(
-            f"{row['setting']:32s} {row['cosine']:8.4f} {row['norm_ratio']:10.4f} "
-            f"{row['tis_clipfrac']:8.4f} {row['mismatch_kl']:9.5f}"
-        )
+        # No weight is changed without a corrector.
+        clipped = f"{row['tis_clipfrac']:.4f}" if "tis_clipfrac" in row else "-"
+        numbers = f"{row['cosine']:8.4f} {row['norm_ratio']:10.4f} {clipped:>8s} {row['mismatch_kl']:9.5f}"
+        print(f"{row['setting']:32s} {numbers}")
 
 
 if __name__ == "__main__":

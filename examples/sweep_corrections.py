@@ -75,7 +75,8 @@ def main() -> None:
             chosen,
             f"held-out {result.metrics['evaluation']['env_runners']['episode_return_mean']:.3f}",
             f"mismatch {learner['train_rollout_logprob_abs_diff']:.4f}",
-            f"clipped {learner['tis_clipfrac']:.3f}",
+            # Without a corrector no weight is changed.
+            f"clipped {learner['tis_clipfrac']:.3f}" if "tis_clipfrac" in learner else "not corrected",
             f"routes that differ {learner['route_mismatch']:.4f}",
         )
     ray.shutdown()

@@ -16,7 +16,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import distributed
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.corrections import Corrector, correction_metrics, make_corrector
+from rlhf_algos.corrections import Corrector, NoCorrection, correction_metrics, make_corrector
 from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
@@ -357,7 +357,8 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         correction = self.corrector.correct(
             logprobs.detach() - batch.rollout_logprobs, batch.sample_ids, batch.loss_mask
         )
-        for name, values in correction_metrics(correction).items():
+        corrected = self.corrector != NoCorrection()
+        for name, values in correction_metrics(correction, corrected=corrected).items():
             self.statistics.add_mean(name, values, batch.loss_mask)
         signal = batch.advantages.abs()[batch.loss_mask].double()
         kept = correction.weights[batch.loss_mask] != 0

@@ -58,8 +58,9 @@ SECTIONS = (
     Section(
         "held-out",
         "Held-out accuracy",
-        "Mean reward over the evaluation's problems, which are not trained on: the fraction solved where a reward is 0 "
-        "or 1. Sampled: answered as in training. Greedy: answered with the most probable tokens.",
+        "Mean reward over the evaluation's problems, the fraction solved where a reward is 0 or 1. They are those of "
+        "the held-out split, which is never trained on, unless evaluation_config asks for another. Sampled: answered "
+        "as in training. Greedy: answered with the most probable tokens.",
         (
             Metric(f"{HELD_OUT}episode_return_mean", "held-out, sampled", in_table=True),
             Metric(f"{HELD_OUT}greedy_return_mean", "held-out, greedy", in_table=True),
@@ -81,8 +82,8 @@ SECTIONS = (
     Section(
         "clip-fraction",
         "Clip fraction",
-        "Fraction of the trained tokens whose weight the correction changed (with corrector none: every token whose "
-        "ratio is not exactly 1), and of those whose gradient the policy clip removed.",
+        "Fraction of the trained tokens whose weight the correction changed, where there is one, and of those whose "
+        "gradient the policy clip removed.",
         (
             Metric(f"{_LEARNER}tis_clipfrac", "weight changed (tis_clipfrac)", in_table=True),
             Metric(f"{_LEARNER}pg_clipfrac", "policy clip (pg_clipfrac)"),

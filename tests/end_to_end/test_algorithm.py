@@ -1,4 +1,4 @@
-"""The whole algorithm: reproducible runs, a killed actor, evaluation, resources, Tune (bars 3 and 9)."""
+"""The whole algorithm: reproducible runs, a killed actor, evaluation, resources, Tune."""
 
 import os
 import signal
@@ -166,7 +166,7 @@ def test_a_reward_that_ends_the_process_is_tried_twice_and_named(first_run):
 
 
 def test_a_killed_actor_comes_back_with_current_weights_and_groups_stay_whole(ray_session):
-    """Bar 9: one of two actors is killed while it samples."""
+    """One of two actors is killed while it samples."""
     algorithm = config_for(num_env_runners=2).build_algo()
     try:
         recorder = Recorder(algorithm)

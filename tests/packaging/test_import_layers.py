@@ -30,8 +30,19 @@ MAY_IMPORT = {
     "algorithms": ENGINE | {"models", "report"},
     "commands": {"algorithms", "batch", "corrections", "report", "routing_replay"},
 }
-# `rollout` for benchmarks that measure the engine by itself.
-PUBLIC = {"algorithms", "batch", "corrections", "envs", "models", "objectives", "report", "rollout", "routing_replay"}
+# `rollout` for benchmarks that measure the engine by itself, `cli` for an example that is a command with other values.
+PUBLIC = {
+    "algorithms",
+    "batch",
+    "cli",
+    "corrections",
+    "envs",
+    "models",
+    "objectives",
+    "report",
+    "rollout",
+    "routing_replay",
+}
 # `ray.rllib.algorithms` also holds AlgorithmConfig, the type of an argument of RLlib's runners and learners.
 ARGUMENT_TYPES = "ray.rllib.algorithms.algorithm_config"
 ONLY_IN = {"vllm": "rollout", "deepspeed": "learner", "ray.rllib.algorithms": "algorithms"}

@@ -112,7 +112,7 @@ def test_layout_is_read_from_all_files_of_a_checkpoint(tmp_path):
 
 
 def test_fused_experts_are_split_in_the_checkpoint_order():
-    """B39: gate_up = arange over (2 experts, 4 rows, 3): gate is the first half of the rows, not every other row."""
+    """gate_up = arange over (2 experts, 4 rows, 3): gate is the first half of the rows, not every other row."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
 
