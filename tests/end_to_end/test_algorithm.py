@@ -146,12 +146,12 @@ def test_a_reward_that_ends_the_process_is_tried_twice_and_named(first_run):
             return f"{self.number}="
 
         def reward(self, response):
-            if self.number == 74:
+            if self.number % 10 == 4:
                 os._exit(1)
             return 1.0
 
     algorithm = first_run[0]
-    config = config_for().environment(Exits).training(prompts_per_iteration=90)
+    config = config_for().environment(Exits).training(prompts_per_iteration=40)
     config.env_config = {"split": "all"}
     assert algorithm.reset_config(config)
     started = time.monotonic()
