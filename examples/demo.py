@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.recipes import addition
+from rlhf_algos.local_ray import start_ray
 from rlhf_algos.report import RunFolder, plot_training, read_progress
 
 EVALUATE_EVERY = 10
@@ -39,8 +40,7 @@ def main() -> None:
     folder = RunFolder(arguments.runs, "demo")
     console.print("Starting Ray, one vLLM rollout actor and one DeepSpeed learner (about half a minute) ...")
     started = time.monotonic()
-    # The loopback address: nothing listens beyond this machine.
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    start_ray(log_to_driver=False, logging_level="error")
     algorithm = addition(
         GRPOConfig(), iterations=arguments.iterations, seed=arguments.seed, evaluation_problems=500
     ).build_algo()

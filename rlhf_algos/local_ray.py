@@ -2,8 +2,8 @@
 
 Ray's servers listen on the loopback address alone if the node's address is a loopback address. But `ray.init` replaces
 such an address by the machine's own on Linux, unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0` was set before Ray was
-imported: a constant then says that this Ray can't have other machines. `tests/test_listening_sockets.py` tells when
-that changes.
+imported: a constant then says that this Ray can't have other machines. `tests/end_to_end/test_algorithm.py` tells
+when that changes.
 """
 
 from __future__ import annotations

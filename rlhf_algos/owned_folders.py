@@ -1,7 +1,7 @@
 """Temporary folders that say whether their owner lives, so that a killed process's can be removed, and only those.
 
-The owner holds a lock (`flock`) on a file in its folder. The system releases it however the process ends, and it is seen
-from other containers that share the memory disk; a process number would mean another process one day, or there.
+The owner holds a lock (`flock`) on a file in its folder. The system releases it however the process ends, and it is
+seen from other containers that share the memory disk; a process number would mean another process one day, or there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -146,13 +145,11 @@ def _is_free(lock: int) -> bool:
 
 
 def _size(path: Path) -> int:
-    return sum(_file_sizes(path))
-
-
-def _file_sizes(path: Path) -> Iterator[int]:
-    for folder, _, files in os.walk(path):
-        for name in files:
-            try:
-                yield os.lstat(os.path.join(folder, name)).st_size
-            except FileNotFoundError:
-                continue
+    size = 0
+    for file in path.rglob("*"):
+        try:
+            size += file.lstat().st_size if file.is_file() else 0
+        except FileNotFoundError:
+            # An older version, removed just now.
+            continue
+    return size

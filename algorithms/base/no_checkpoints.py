@@ -1,7 +1,7 @@
 """No checkpoints yet: saving and restoring a run are refused, where RLlib's own would lose most of it in silence.
 
-RLlib would keep one rank's shard of the optimizer's state, and neither the version of the weights nor the position in the
-data; and restored parameters would be overwritten by ZeRO's own copies in the next step.
+RLlib would keep one rank's shard of the optimizer's state, and neither the version of the weights nor the position in
+the data; and restored parameters would be overwritten by ZeRO's own copies in the next step.
 """
 
 from __future__ import annotations

@@ -69,7 +69,14 @@ def test_torch_alone_listens_everywhere():
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("gpu7", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("gpu7", False),
+    ],
 )
 def test_loopback_addresses(host, expected):
     from rlhf_algos.learner.process_group import is_loopback

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,10 @@ def folders(parent):
     return {str(path) for path in parent.iterdir()}
 
 
+def files(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
 def test_the_next_start_removes_what_killed_runs_have_left_and_no_living_run(tmp_path, caplog):
     living, of_living = process(tmp_path, "import time; time.sleep(600)")
     left = set()
@@ -72,7 +77,7 @@ def test_the_next_start_removes_what_killed_runs_have_left_and_no_living_run(tmp
 
     assert folders(tmp_path) == {of_living, str(shared.folder)}
     assert f"Removed {left.pop()} (2.0 MiB), which a process that was killed has left." in caplog.text
-    assert sorted(os.listdir(of_living)) == [OWNER_FILE, "weights-0.safetensors", "weights-1.partial"]
+    assert files(of_living) == [OWNER_FILE, "weights-0.safetensors", "weights-1.partial"]
     shared.close()
     os.kill(living.pid, signal.SIGKILL)
     end(living)
@@ -85,7 +90,7 @@ def test_the_next_start_removes_what_killed_runs_have_left_and_no_living_run(tmp
     [("", 0), ("raise ValueError('the environment broke')", 1), ("sys.exit(3)", 3)],
 )
 def test_an_interpreter_that_ends_frees_it(tmp_path, then, status):
-    running, folder = process(tmp_path, then, script=WITH_TORCH if status == 1 else SCRIPT)
+    running, _ = process(tmp_path, then, script=WITH_TORCH if status == 1 else SCRIPT)
     assert end(running) == status
     assert folders(tmp_path) == set()
 
@@ -98,7 +103,8 @@ def test_weights_that_nobody_holds_are_freed(tmp_path):
 
 
 def test_a_forked_process_frees_nothing(tmp_path):
-    then = "import os\nif os.fork() == 0: sys.exit(0)\nos.wait()\nprint((owned.path / 'weights-0.safetensors').exists(), flush=True)"
+    fork = "import os\nif os.fork() == 0: sys.exit(0)\nos.wait()\n"
+    then = f"{fork}print((owned.path / 'weights-0.safetensors').exists(), flush=True)"
     running, _ = process(tmp_path, then)
     # The child is gone by the time the parent looks, and so is its output.
     assert running.stdout.read().split()[-1] == "True"
@@ -173,5 +179,5 @@ def test_the_partial_file_of_a_dead_writer_goes_with_its_version(tmp_path):
         shared.path(version).with_suffix(".partial").touch()
     shared.path(2).touch()
     shared.remove_older(2)
-    assert sorted(os.listdir(shared.folder)) == [OWNER_FILE, "weights-2.partial", "weights-2.safetensors"]
+    assert files(shared.folder) == [OWNER_FILE, "weights-2.partial", "weights-2.safetensors"]
     shared.close()
