@@ -18,6 +18,7 @@ from rlhf_algos.algorithms.compare import all_settings, compare_settings
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.local_ray import start_ray
 
 
 def save_one_batch(folder: Path, prompts: int) -> Path:
@@ -28,7 +29,7 @@ def save_one_batch(folder: Path, prompts: int) -> Path:
         .mismatch_injection(rounding_bits=3)
         .debugging(save_batches=str(folder))
     )
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    start_ray(log_to_driver=False, logging_level="error")
     algorithm = config.build_algo()
     try:
         algorithm.train()

@@ -28,19 +28,21 @@ from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.evaluation import EvaluationOnRolloutActors
 from rlhf_algos.algorithms.base.metrics import rollout_metrics, staleness_metrics
+from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import check_resources
 from rlhf_algos.algorithms.base.rollouts import Actors, Rollouts, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import save_batch
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
+from rlhf_algos.algorithms.base.side_by_side import learners_starting
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.weight_sync import SharedWeights
 
 logger = logging.getLogger(__name__)
 
 
-class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Algorithm):
+class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, WithoutCheckpoints, Algorithm):
     """Synchronous on-policy training of a language model. Subclasses bring a config and a learner's loss."""
 
     config: LanguageModelAlgorithmConfig
@@ -59,11 +61,16 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         self._publication = threading.Lock()
         try:
             self._started_with(config)
-            super().setup(config)
+            with learners_starting(config, self._require_env_runners):
+                super().setup(config)
             self._publish(0)
         except BaseException:
             self.abandon()
             raise
+
+    def _require_env_runners(self) -> None:
+        """Waits for the actors to be built, and raises what kept one from it."""
+        on_env_runners(self.env_runner_group, lambda runner: None)
 
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         """Counters and configuration of a run at its start."""

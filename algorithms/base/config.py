@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.util.debug import log_once
 
@@ -14,6 +15,7 @@ from rlhf_algos.algorithms.base import checks
 from rlhf_algos.algorithms.base.evaluation_settings import check_evaluation_config, complete_evaluation_config
 from rlhf_algos.algorithms.base.resources import start_ray_if_needed
 from rlhf_algos.algorithms.base.saved_batches import SavedBatches
+from rlhf_algos.algorithms.base.side_by_side import started_learners
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
@@ -89,6 +91,8 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         self.evaluation_num_env_runners = 0
         self.evaluation_duration = 200
         self._dont_auto_sync_env_runner_states = True
+        # Nothing waits for the actors until all, those for evaluation as well, and the learners are starting.
+        self.validate_env_runners_after_construction = False
         self.enable_rl_module_and_learner = True
         self.enable_env_runner_and_connector_v2 = True
 
@@ -381,6 +385,10 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
                 "handles_routes": self.records_routes() or make_router_replay(self.router_replay).replays,
             },
         )
+
+    def build_learner_group(self, **kwargs: Any) -> LearnerGroup:
+        """Starts learners; within an algorithm's `setup` returns those that are starting already."""
+        return started_learners() or super().build_learner_group(**kwargs)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Any:
         """Starts the algorithm's processes; Ray too, on the loopback address, if none is running or named."""

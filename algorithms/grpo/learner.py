@@ -9,11 +9,11 @@ import torch
 from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
 from rlhf_algos.learner.module import DTYPES
 from rlhf_algos.learner.packing import MicroBatch
-from rlhf_algos.learner.policy import PackedCausalLM, load_policy
 from rlhf_algos.objectives import ChunkedLogprobs, kl_estimate, ppo_clip_loss, reduce_loss
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.grpo.grpo import GRPOConfig
+    from rlhf_algos.learner.policy import PackedCausalLM
 
 
 class GRPOLearner(DeepSpeedLearner):
@@ -25,6 +25,8 @@ class GRPOLearner(DeepSpeedLearner):
         """Builds the learner, and loads the frozen reference model if the KL penalty needs it."""
         super().build()
         if self.config.kl_coefficient > 0 and self.reference is None:
+            from rlhf_algos.learner.policy import load_policy
+
             reference = load_policy(
                 self.config.model_path(),
                 dtype=DTYPES[self.config.trainer_dtype],

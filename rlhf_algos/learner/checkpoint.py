@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # What belongs to the model besides its weights, taken over from where it was loaded.
 _COMPANIONS = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja", "*.model")

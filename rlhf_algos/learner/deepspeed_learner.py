@@ -22,7 +22,7 @@ from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
 from rlhf_algos.learner.module import LanguageModelModule
 from rlhf_algos.learner.packing import MicroBatch, as_tensor, make_micro_batch, plan_micro_batches
-from rlhf_algos.learner.process_group import ensure_process_group
+from rlhf_algos.learner.process_group import ensure_process_group, meet_at_one_address
 from rlhf_algos.learner.routing import Routing
 from rlhf_algos.learner.statistics import TokenStatistics
 from rlhf_algos.learner.weights import WeightsOfLearner
@@ -56,6 +56,11 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
     _kept_gradient: dict[str, torch.Tensor] | None = None
 
     # ---- building -------------------------------------------------------------------------------------------
+
+    def __init__(self, **kwargs: Any) -> None:
+        # RLlib has the ranks meet between this and `build`.
+        meet_at_one_address()
+        super().__init__(**kwargs)
 
     def build(self) -> None:
         """Joins the process group, loads the model and wraps it in a DeepSpeed engine."""

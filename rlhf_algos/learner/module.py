@@ -8,7 +8,6 @@ import torch
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 
 from rlhf_algos.learner.packing import MicroBatch
-from rlhf_algos.learner.policy import load_policy
 from rlhf_algos.objectives import ChunkedLogprobs, renormalize_on_support
 from rlhf_algos.routing_replay import RouteReplayer
 
@@ -28,6 +27,9 @@ class LanguageModelModule(TorchRLModule):
 
     def setup(self) -> None:
         """Loads the model named in `model_config`."""
+        # Here: a driver names this class, and need not wait for what loads models to be imported.
+        from rlhf_algos.learner.policy import load_policy
+
         settings: dict[str, Any] = dict(self.model_config)
         self.temperature: float = settings["temperature"]
         self.policy = load_policy(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from torch import distributed
-from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.checkpoint import save_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class WeightsOfLearner(TorchLearner):
@@ -41,6 +42,8 @@ class WeightsOfLearner(TorchLearner):
 
         Experts that transformers holds fused become per-expert tensors, by transformers' own conversion.
         """
+        from transformers.core_model_loading import revert_weight_conversion
+
         tensors = {}
         for name, tensor in self.named_weights():
             if self.rank == 0:

@@ -12,6 +12,7 @@ from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.envs.addition import listed_problems
+from tests.listening import listening_addresses
 
 
 def config_for(seed=0, num_env_runners=1) -> GRPOConfig:
@@ -53,6 +54,15 @@ def first_run(ray_session):
     losses = recorder.train(5)
     yield algorithm, recorder, recorder.batches[:], losses
     algorithm.stop()
+
+
+def test_nothing_listens_beyond_this_machine(first_run):
+    """Ray's servers, every worker, the learners' store and gloo: all processes of a running algorithm."""
+    listening = listening_addresses(os.getpid())
+    for part in ("gcs_server", "raylet", "VLLMEnvRunner", "GRPOLearner"):
+        assert any(part in process for process in listening), (part, listening)
+    beyond = {process: found for process, found in listening.items() if found - {"127.0.0.1", "::1"}}
+    assert beyond == {}
 
 
 def test_same_seed_gives_the_same_run_and_another_seed_does_not(first_run):

@@ -50,7 +50,7 @@ def test_only_the_newest_version_is_kept(shared):
     for version in (1, 2, 3):
         write_weights(shared.path(version), {"a": torch.ones(2)}, version)
     shared.remove_older(3)
-    assert [file.name for file in shared.folder.iterdir()] == ["weights-3.safetensors"]
+    assert [file.name for file in shared.folder.glob("weights-*")] == ["weights-3.safetensors"]
 
 
 def test_the_folder_is_private_to_the_user(shared):
