@@ -10,7 +10,7 @@ import torch
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
-from torch import distributed
+from torch import distributed, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -27,17 +27,19 @@ class WeightsOfLearner(TorchLearner):
         return distributed.get_rank()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter under its trainer name, gathered from all ranks one at a time.
+        """Everything that stands in a checkpoint, under its trainer name: parameters, then persistent buffers.
 
-        All ranks must iterate to the end together (ZeRO-3 gathers with collectives). The tensor is only valid
-        until the next one is asked for.
+        Parameters are gathered from all ranks one at a time, so all ranks must iterate to the end together (ZeRO-3
+        gathers with collectives), and a tensor is only valid until the next one is asked for. Of tied parameters the
+        first is given. Buffers (the correction bias of a router) are whole on every rank.
         """
         for name, parameter in self._causal_lm().named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=self.config.zero_stage == 3):
                 yield name, parameter.detach()
+        yield from persistent_buffers(self._causal_lm())
 
     def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
-        """The weights under the names of a checkpoint, on rank 0; empty on other ranks. All ranks call it.
+        """What stands in a checkpoint, under its names there, on rank 0; empty on other ranks. All ranks call it.
 
         Experts that transformers holds fused become per-expert tensors, by transformers' own conversion.
         """
@@ -49,7 +51,7 @@ class WeightsOfLearner(TorchLearner):
         return revert_weight_conversion(self._causal_lm(), tensors) if self.rank == 0 else {}
 
     def save_pretrained(self, path: str) -> None:
-        """Writes the model as a Hugging Face directory (rank 0; all ranks call it)."""
+        """Writes the model as a Hugging Face directory, in the trainer's dtype (rank 0; all ranks call it)."""
         tensors = self.checkpoint_tensors()
         if self.rank == 0:
             save_checkpoint(self._causal_lm(), tensors, source=self.config.model_path(), path=Path(path))
@@ -66,3 +68,11 @@ class WeightsOfLearner(TorchLearner):
         if kwargs.get("inference_only"):
             return {COMPONENT_RL_MODULE: {}, WEIGHTS_SEQ_NO: self._weights_seq_no}
         return super().get_state(components, not_components=not_components, **kwargs)
+
+
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that belong to a model's state, by name; caches that are computed when it is made do not."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer.detach()
