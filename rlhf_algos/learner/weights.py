@@ -16,6 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.checkpoint import save_checkpoint
+from rlhf_algos.weight_sync import checkpoint_layout
 
 
 class WeightsOfLearner(TorchLearner):
@@ -39,10 +40,21 @@ class WeightsOfLearner(TorchLearner):
         yield from persistent_buffers(self._causal_lm())
 
     def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
-        """What stands in a checkpoint, under its names there, on rank 0; empty on other ranks. All ranks call it.
+        """What stands in the starting checkpoint, under its names, on rank 0; empty on other ranks. All ranks call it.
 
-        Experts that transformers holds fused become per-expert tensors, by transformers' own conversion.
+        Experts that transformers holds fused become per-expert tensors, by transformers' own conversion. A checkpoint
+        that holds a tied head beside its embedding gets both, one tensor under two names.
         """
+        tensors = self._tensors_once()
+        if self.rank == 0:
+            stored = checkpoint_layout(self.config.model_path())
+            for copy, original in self._causal_lm().all_tied_weights_keys.items():
+                if copy in stored and copy not in tensors:
+                    tensors[copy] = tensors[original]
+        return tensors
+
+    def _tensors_once(self) -> dict[str, torch.Tensor]:
+        """The same, of tied parameters the first only."""
         tensors = {}
         for name, tensor in self.named_weights():
             if self.rank == 0:
@@ -52,7 +64,7 @@ class WeightsOfLearner(TorchLearner):
 
     def save_pretrained(self, path: str) -> None:
         """Writes the model as a Hugging Face directory, in the trainer's dtype (rank 0; all ranks call it)."""
-        tensors = self.checkpoint_tensors()
+        tensors = self._tensors_once()
         if self.rank == 0:
             save_checkpoint(self._causal_lm(), tensors, source=self.config.model_path(), path=Path(path))
 
