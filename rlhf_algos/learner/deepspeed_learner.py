@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,10 +74,14 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
     def rebuild(self, config: AlgorithmConfig, module_spec: MultiRLModuleSpec) -> None:
         """Starts over with another configuration in the same process and process group. All ranks call it.
 
-        Saves the seconds that a new process needs to import and join; nothing of the old run is left.
+        Saves the seconds that a new process needs to import and join. Every attribute of the old run is deleted, also
+        those that a subclass made in `build`, so nothing of it is left.
         """
         index, placement_group = self._learner_index, self._placement_group  # type: ignore[has-type]
         self.engine.destroy()
+        self.__dict__.clear()
+        # Models and engine refer to each other: without this they would stay beside the new ones.
+        gc.collect()
         type(self).__init__(self, config=config, module_spec=module_spec)  # type: ignore[call-arg]
         self._learner_index, self._placement_group = index, placement_group
         self.build()

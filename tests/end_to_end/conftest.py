@@ -13,7 +13,7 @@ from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.objectives import group_advantages
 from rlhf_algos.weight_sync import SharedWeights
 
-TRAINING_OPTIONS = ("corrector", "router_replay", "num_epochs", "minibatch_size")
+TRAINING_OPTIONS = ("corrector", "router_replay", "num_epochs", "minibatch_size", "kl_coefficient", "kl_kind")
 
 
 def config_for(model, **overrides) -> GRPOConfig:

@@ -6,9 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
-from rlhf_algos.weight_sync import SharedWeights, check_layout, checkpoint_layout, read_weights
+from rlhf_algos.weight_sync import SharedWeights, check_layout, read_weights
 from rlhf_algos.weight_sync.shared_memory import write_weights
 
 
@@ -100,15 +99,6 @@ def test_every_difference_is_named(change, message):
     change(layout)
     with pytest.raises(ValueError, match=message):
         check_layout(layout, EXPECTED)
-
-
-def test_layout_is_read_from_all_files_of_a_checkpoint(tmp_path):
-    save_file({"a": torch.ones(2, 3)}, tmp_path / "model-1.safetensors")
-    save_file({"b": torch.ones(4)}, tmp_path / "model-2.safetensors")
-    assert checkpoint_layout(str(tmp_path)) == {"a": (2, 3), "b": (4,)}
-    with pytest.raises(FileNotFoundError, match="holds no .safetensors files"):
-        (tmp_path / "empty").mkdir()
-        checkpoint_layout(str(tmp_path / "empty"))
 
 
 def test_fused_experts_are_split_in_the_checkpoint_order():
