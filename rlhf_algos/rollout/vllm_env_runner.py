@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -20,8 +20,9 @@ from ray.rllib.utils.metrics import (
 from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
+from rlhf_algos.envs import EnvCreator, PromptEnv, PromptSpace, UnicodeText, env_creator_for, finite_reward
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
+from rlhf_algos.rollout.groups import require_same_prompts
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
@@ -256,15 +257,21 @@ class VLLMEnvRunner(EnvRunner):
     ) -> tuple[RolloutBatch | None, list[int]]:
         """Resets an environment per planned (sample, group, reset arguments), generates, steps, assembles."""
         environments = self._take_environments(kind, len(plan))
+        # All resets before the first request: nothing is generated for a group that is none.
+        prompts = [environment.reset(**reset)[0] for (_, _, reset), environment in zip(plan, environments, strict=True)]
+        require_same_prompts([group for _, group, _ in plan], prompts, environments)
         by_key: dict[str, tuple[int, int, gymnasium.Env[Any, str]]] = {}
         too_long: list[int] = []
-        for (sample, group, reset), environment in zip(plan, environments, strict=True):
-            prompt, _ = environment.reset(**reset)
-            request = self._request(sample, self._tokenizer.encode(prompt), sampling, noise)
+        requests: list[GenerationRequest] = []
+        for (sample, group, _), environment, prompt in zip(plan, environments, prompts, strict=True):
+            choice = cast(PromptEnv, environment.unwrapped).control_tokens_in_prompt
+            request = self._request(sample, self._tokenizer.encode(prompt, control_tokens=choice), sampling, noise)
             if request is None:
                 too_long.append(group)
                 continue
             by_key[request.key] = (sample, group, environment)
+            requests.append(request)
+        for request in requests:
             self._engine.add(request)
         too_long = list(dict.fromkeys(too_long))
         if too_long:
@@ -319,9 +326,12 @@ class VLLMEnvRunner(EnvRunner):
     def _score(
         self, sample: int, group: int, environment: gymnasium.Env[Any, str], generation: Generation
     ) -> ScoredResponse:
-        text = self._tokenizer.decode(generation.token_ids)
+        task = cast(PromptEnv, environment.unwrapped)
+        text = self._tokenizer.decode(generation.token_ids, special_tokens=task.special_tokens_in_response)
         try:
-            _, reward, terminated, truncated, _ = environment.step(text)
+            _, value, terminated, truncated, _ = environment.step(text)
+            # A step of the task's own and wrappers can return anything.
+            reward = finite_reward(value, task.name, f"sample {sample} of group {group}, response={text!r}")
         except Exception as error:
             if self.config.unscorable_responses == "stop":
                 error.add_note(f"while scoring sample {sample} of group {group}; the run was stopped")
@@ -334,7 +344,7 @@ class VLLMEnvRunner(EnvRunner):
                 "single-turn environments: return terminated=True from step()."
             )
         version = -1 if self._weight_version is None else self._weight_version
-        return ScoredResponse(sample, group, generation, float(reward), version)
+        return ScoredResponse(sample, group, generation, reward, version)
 
     def _take_environments(self, kind: str, count: int) -> list[gymnasium.Env[Any, str]]:
         """`count` environments, kept for the next call: every running episode holds its own state."""

@@ -112,8 +112,8 @@ def test_the_hash_is_that_of_the_content():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"rewards": np.zeros(3, np.float32)}, r"rewards has 3 rows, but the batch has B = 2"),
-        ({"rewards": np.zeros(2)}, r"rewards must have dtype float32, got float64"),
+        ({"rewards": np.zeros(3)}, r"rewards has 3 rows, but the batch has B = 2"),
+        ({"rewards": np.zeros(2, np.float32)}, r"rewards must have dtype float64, got float32"),
         ({"loss_mask": np.ones(4, bool)}, r"loss_mask has 4 rows, but the batch has T = 5"),
         ({"head_ids": np.zeros((5, 2), np.int32)}, r"head_ids and head_logprobs are recorded together"),
         ({"routes": np.zeros((14, 1, 2), np.int64)}, r"routes must be uint8 or uint16, got int64"),
