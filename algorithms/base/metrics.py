@@ -81,6 +81,11 @@ REDUCTIONS: dict[str, str | Mean] = {
 }
 
 
+def declared_name(key: str) -> str:
+    """The name under which `REDUCTIONS` would have a flat key; all layers share one."""
+    return re.sub(r"_layer_\d+$", "_layer_N", key)
+
+
 def reduction_of(key: str) -> str | Mean:
     """The reduction of a flat key such as "env_runners/episode_return_max".
 
@@ -90,7 +95,7 @@ def reduction_of(key: str) -> str | Mean:
     Raises:
         KeyError: if another key is not in `REDUCTIONS`.
     """
-    key = re.sub(r"_layer_\d+$", "_layer_N", key)
+    key = declared_name(key)
     if key not in REDUCTIONS and key.startswith(f"{LEARNER}/"):
         return _TOKENS
     return REDUCTIONS[key]
