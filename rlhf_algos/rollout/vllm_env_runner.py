@@ -271,8 +271,6 @@ class VLLMEnvRunner(EnvRunner):
                 continue
             by_key[request.key] = (sample, group, environment)
             requests.append(request)
-        for request in requests:
-            self._engine.add(request)
         too_long = list(dict.fromkeys(too_long))
         if too_long:
             logger.warning(
@@ -282,6 +280,8 @@ class VLLMEnvRunner(EnvRunner):
             )
         finished: dict[int, ScoredResponse] = {}
         try:
+            for request in requests:
+                self._engine.add(request)
             while self._engine.num_running:
                 for key, generation in self._engine.step():
                     sample, group, environment = by_key[key]
