@@ -10,6 +10,7 @@ one.
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import ray
@@ -42,7 +43,7 @@ def save_one_batch(folder: Path, prompts: int) -> Path:
 def main() -> None:
     """Saves and compares."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("runs/batches"))
+    parser.add_argument("--folder", type=Path, default=Path(time.strftime("runs/batches-%Y%m%d-%H%M%S")))
     parser.add_argument("--prompts", type=int, default=32, help="groups of 8 answers")
     arguments = parser.parse_args()
     file = save_one_batch(arguments.folder, arguments.prompts)

@@ -5,20 +5,18 @@ sample_groups -> group_advantages -> learners.update_from_rollouts -> publish ->
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
-    LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
@@ -27,13 +25,21 @@ from rlhf_algos.algorithms.base import weights
 from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.evaluation import EvaluationOnRolloutActors
-from rlhf_algos.algorithms.base.metrics import rollout_metrics, staleness_metrics
+from rlhf_algos.algorithms.base.metrics import (
+    LEARNER,
+    STALENESS,
+    IterationMetrics,
+    lifetime_counts,
+    rollout_metrics,
+    staleness_metrics,
+    step_counts,
+)
 from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import check_resources
 from rlhf_algos.algorithms.base.rollouts import Actors, Rollouts, sample_groups
-from rlhf_algos.algorithms.base.saved_batches import save_batch
+from rlhf_algos.algorithms.base.saved_batches import BatchFolder
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
 from rlhf_algos.algorithms.base.side_by_side import learners_starting
 from rlhf_algos.batch import RolloutBatch
@@ -74,10 +80,13 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
 
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         """Counters and configuration of a run at its start."""
+        folder = config.save_batches
+        self._batch_folder = None if folder is None else BatchFolder(folder, seed=config.seed)
         self.config = self._built_config = config
         self._weight_version = 0
         self._next_group = 0
         self._last_batch = None
+        self._step_metrics = IterationMetrics()
         if config.mismatch_injected().active:
             logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
 
@@ -104,19 +113,33 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
     # ---- one iteration ------------------------------------------------------------------------------------------
 
     def training_step(self) -> None:
-        """One iteration; results are logged under RLlib's keys."""
+        """One step; results are logged under RLlib's keys. An iteration (`train()`) has one or several steps."""
+        self._step_metrics.start_step(self._iteration)
         with self.metrics.log_time((TIMERS, "sample"), reduce="mean"):
-            rollouts = self._sample() if self.offline_data is None else Rollouts(self.offline_data.next_batch(), 0, 0)
-        self._log_rollouts(rollouts)
-        batch = with_advantages(rollouts.batch, normalize_std=self.config.normalize_std)
-        if self.config.save_batches is not None:
-            save_batch(batch, self.config.save_batches, self._iteration + 1)
+            rollouts = self._next_rollouts()
+        batch = self._with_advantages(rollouts.batch)
+        self._log_rollouts(dataclasses.replace(rollouts, batch=batch))
+        if self._batch_folder is not None:
+            self._batch_folder.save(batch)
         with self.metrics.log_time((TIMERS, "learner_update"), reduce="mean"):
             learner_metrics = self._update(batch)
-        self.metrics.log_dict(learner_metrics, key=(LEARNER_RESULTS, DEFAULT_MODULE_ID), reduce="mean")
+        self._step_metrics.log(self.metrics, LEARNER, learner_metrics, step_counts(batch, learner_metrics))
         if learner_metrics["num_optimizer_steps"]:
             with self.metrics.log_time((TIMERS, "weight_sync"), reduce="mean"):
                 self._publish(self._weight_version + 1)
+
+    def _next_rollouts(self) -> Rollouts:
+        if self.offline_data is None:
+            return self._sample()
+        return Rollouts(self.offline_data.next_batch(weight_version=self._weight_version), 0, 0)
+
+    def _with_advantages(self, rollouts: RolloutBatch) -> RolloutBatch:
+        batch = with_advantages(
+            rollouts, normalize_std=self.config.normalize_std, unscorable=self.config.unscorable_responses
+        )
+        if self.offline_data is not None:
+            self.offline_data.note_recomputed(rollouts, batch)
+        return batch
 
     def _sample(self) -> Rollouts:
         first = self._next_group
@@ -155,15 +178,14 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         return int(self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
 
     def _log_rollouts(self, rollouts: Rollouts) -> None:
-        key, batch = ENV_RUNNER_RESULTS, rollouts.batch
-        self.metrics.log_dict(rollout_metrics(batch), key=key, reduce="mean")
-        self.metrics.log_value((key, NUM_ENV_STEPS_SAMPLED_LIFETIME), batch.num_samples, reduce="lifetime_sum")
-        self.metrics.log_value((key, "num_response_tokens_lifetime"), batch.num_response_tokens, reduce="lifetime_sum")
-        unscorable = int((~np.isfinite(batch.rewards)).sum())
-        self.metrics.log_value((key, "unscorable_responses_lifetime"), unscorable, reduce="lifetime_sum")
-        for name in ("prompts_too_long", "groups_sampled_again"):
-            self.metrics.log_value((key, f"{name}_lifetime"), getattr(rollouts, name), reduce="lifetime_sum")
-        self.metrics.log_dict(staleness_metrics(batch, self._weight_version), key="staleness", reduce="mean")
+        batch, log = rollouts.batch, self._step_metrics.log
+        counts = step_counts(batch, {})
+        log(self.metrics, ENV_RUNNER_RESULTS, rollout_metrics(batch), counts)
+        lifetime = lifetime_counts(
+            batch, prompts_too_long=rollouts.prompts_too_long, groups_sampled_again=rollouts.groups_sampled_again
+        )
+        log(self.metrics, ENV_RUNNER_RESULTS, lifetime, counts)
+        log(self.metrics, STALENESS, staleness_metrics(batch, self._weight_version), counts)
 
     # ---- weights and actors -------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from ray.util.debug import log_once
 from rlhf_algos.algorithms.base import checks
 from rlhf_algos.algorithms.base.evaluation_settings import check_evaluation_config, complete_evaluation_config
 from rlhf_algos.algorithms.base.resources import start_ray_if_needed
-from rlhf_algos.algorithms.base.saved_batches import SavedBatches
+from rlhf_algos.algorithms.base.saved_batches import DECIDING_SETTINGS, SavedBatches
 from rlhf_algos.algorithms.base.side_by_side import started_learners
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
 from rlhf_algos.models import resolve_model
@@ -76,6 +76,8 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         self.minibatch_size = None
         # debugging()
         self.save_batches: str | None = None
+        # offline_data()
+        self.accept_different: Sequence[str] = ()
         # Where RLlib's defaults don't fit.
         self._training_env_creator: EnvCreator | None = None
         self._evaluation_env_creator: EnvCreator | None = None
@@ -275,28 +277,48 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         """Sets RLlib's debugging options, and what is kept of each iteration.
 
         Args:
-            save_batches: folder to which the batch of each iteration is written, with everything needed to train on it
-                again: `offline_data(input_=folder)` does, `rlhf-algos replay` compares corrections on it.
+            save_batches: folder to which the batch of each training step is written, with everything needed to train on
+                it again: `offline_data(input_=folder)` does, `rlhf-algos replay` compares corrections on it. A folder
+                that holds another run's batches is refused.
             kwargs: RLlib's own: `seed`, `log_level`, ...
         """
         super().debugging(**kwargs)
         return self._set(save_batches=save_batches)
 
-    def offline_data(self, *, input_: str | Path | Sequence[str | Path] = NotProvided, **kwargs: Any) -> Self:
-        """Trains on saved batches, one per iteration, without starting a rollout actor.
+    def offline_data(
+        self,
+        *,
+        input_: str | Path | Sequence[str | Path] = NotProvided,
+        accept_different: Sequence[str] = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Trains on saved batches, one per training step, without starting a rollout actor.
+
+        Advantages are computed again from the saved rewards, by this configuration's rule.
 
         Args:
             input_: saved batches, or folders of them, in the order of training.
+            accept_different: settings in which batches may differ from this configuration ("model", "temperature",
+                "top_p", "top_k"); a difference in any other of these four is an error, because it decides log p.
             kwargs: none of RLlib's other options has a meaning here.
         """
         if kwargs:
-            raise ValueError(f"offline_data({', '.join(kwargs)}): only input_ has a meaning for saved batches.")
+            raise ValueError(
+                f"offline_data({', '.join(kwargs)}): only input_ and accept_different have a meaning for saved batches."
+            )
         self.num_env_runners = 0
         self.offline_data_class = SavedBatches
         # Spaces that RLlib otherwise asks of a rollout actor.
         self.observation_space, self.action_space = PromptSpace(), UnicodeText()
         self._is_online = False
-        return self._set(input_=input_)
+        if accept_different is not NotProvided:
+            unknown = sorted(set(accept_different) - set(DECIDING_SETTINGS))
+            if unknown or isinstance(accept_different, str):
+                raise ValueError(
+                    f"offline_data(accept_different={accept_different!r}) must be a list of some of "
+                    f"{', '.join(DECIDING_SETTINGS)}."
+                )
+        return self._set(input_=input_, accept_different=accept_different)
 
     def environment(self, *args: Any, **kwargs: Any) -> Self:
         """RLlib's own section: `env` (a Gymnasium id, a `PromptEnv` class or a function) and `env_config`."""

@@ -17,8 +17,9 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import EnvCreator, PromptEnv, PromptSpace, UnicodeText
+from rlhf_algos.envs import EnvCreator, PromptEnv, PromptSpace, UnicodeText, finite_reward
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
+from rlhf_algos.rollout.groups import require_same_prompts
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
@@ -277,17 +278,24 @@ class VLLMEnvRunner(EnvRunner):
     ) -> tuple[RolloutBatch | None, list[int]]:
         """Resets an environment per planned (sample, group, reset arguments), generates, steps, assembles."""
         environments = self._take_environments(kind, len(plan))
-        by_key: dict[str, tuple[int, int, gymnasium.Env[Any, str]]] = {}
-        too_long: list[int] = []
+        # All resets before the first request: nothing is generated for a group that is none.
+        prompts = []
         for (sample, group, reset), environment in zip(plan, environments, strict=True):
             with self._marked(group, sample):
-                prompt, _ = environment.reset(**reset)
-            request = self._request(sample, self._tokenizers[kind].encode(prompt), sampling, kind)
+                prompts.append(environment.reset(**reset)[0])
+        require_same_prompts([group for _, group, _ in plan], prompts, environments)
+        by_key: dict[str, tuple[int, int, gymnasium.Env[Any, str]]] = {}
+        too_long: list[int] = []
+        requests: list[GenerationRequest] = []
+        for (sample, group, _), environment, prompt in zip(plan, environments, prompts, strict=True):
+            choice = task_of(environment).control_tokens_in_prompt
+            prompt_ids = self._tokenizers[kind].encode(prompt, control_tokens=choice)
+            request = self._request(sample, prompt_ids, sampling, kind)
             if request is None:
                 too_long.append(group)
                 continue
             by_key[request.key] = (sample, group, environment)
-            self._engine.add(request)
+            requests.append(request)
         too_long = list(dict.fromkeys(too_long))
         if too_long:
             logger.warning(
@@ -297,6 +305,8 @@ class VLLMEnvRunner(EnvRunner):
             )
         finished: dict[int, ScoredResponse] = {}
         try:
+            for request in requests:
+                self._engine.add(request)
             while self._engine.num_running:
                 for key, generation in self._engine.step():
                     sample, group, environment = by_key[key]
@@ -343,9 +353,12 @@ class VLLMEnvRunner(EnvRunner):
     def _score(
         self, sample: int, group: int, environment: gymnasium.Env[Any, str], generation: Generation, kind: str
     ) -> ScoredResponse:
-        text = self._tokenizers[kind].decode(generation.token_ids)
+        task = task_of(environment)
+        text = self._tokenizers[kind].decode(generation.token_ids, special_tokens=task.special_tokens_in_response)
         try:
-            _, reward, terminated, truncated, _ = environment.step(text)
+            _, value, terminated, truncated, _ = environment.step(text)
+            # A step of the task's own and wrappers can return anything.
+            reward = finite_reward(value, task.name, f"sample {sample} of group {group}, response={text!r}")
         # A reward that calls sys.exit() is one that could not be computed, not the end of this actor.
         except (Exception, SystemExit) as error:
             if self._configs[kind].unscorable_responses == "stop":
@@ -359,7 +372,7 @@ class VLLMEnvRunner(EnvRunner):
                 "single-turn environments: return terminated=True from step()."
             )
         version = -1 if self._weight_version is None else self._weight_version
-        return ScoredResponse(sample, group, generation, float(reward), version)
+        return ScoredResponse(sample, group, generation, reward, version)
 
     def _marked(self, group: int, sample: int) -> AbstractContextManager[None]:
         return nullcontext() if self._mark is None else self._mark.of(group, sample)

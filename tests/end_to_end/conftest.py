@@ -51,9 +51,9 @@ class Loop:
         actors = Actors(self.actors, restore=lambda: None, patience_s=60)
         batch = sample_groups(actors, range(first_group, first_group + 4), weight_version=self.version).batch
         # A random model earns no reward; lengths give every group a signal and each update some size.
-        rewards = batch.response_lengths.astype(np.float32) + np.arange(batch.num_samples, dtype=np.float32) % 3
+        rewards = batch.response_lengths + np.arange(batch.num_samples) % 3.0
         advantages = group_advantages(torch.from_numpy(rewards), torch.from_numpy(batch.group_ids))
-        return dataclasses.replace(batch, rewards=rewards, advantages=advantages.numpy())
+        return dataclasses.replace(batch, rewards=rewards, advantages=advantages.float().numpy())
 
     def iterate(self):
         batch = self.sample(self.version * 4)
