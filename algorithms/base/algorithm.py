@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -33,19 +34,21 @@ from rlhf_algos.algorithms.base.metrics import (
     staleness_metrics,
     step_counts,
 )
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
+from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import check_resources
-from rlhf_algos.algorithms.base.rollouts import Rollouts, sample_groups
+from rlhf_algos.algorithms.base.rollouts import Actors, Rollouts, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
+from rlhf_algos.algorithms.base.side_by_side import learners_starting
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.weight_sync import SharedWeights
 
 logger = logging.getLogger(__name__)
 
 
-class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Algorithm):
+class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, WithoutCheckpoints, Algorithm):
     """Synchronous on-policy training of a language model. Subclasses bring a config and a learner's loss."""
 
     config: LanguageModelAlgorithmConfig
@@ -60,13 +63,20 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
         self._shared_weights = SharedWeights()
+        # An evaluation beside training reads weights while new ones are written.
+        self._publication = threading.Lock()
         try:
             self._started_with(config)
-            super().setup(config)
-            self._publish()
+            with learners_starting(config, self._require_env_runners):
+                super().setup(config)
+            self._publish(0)
         except BaseException:
             self.abandon()
             raise
+
+    def _require_env_runners(self) -> None:
+        """Waits for the actors to be built, and raises what kept one from it."""
+        on_env_runners(self.env_runner_group, lambda runner: None)
 
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         """Counters and configuration of a run at its start."""
@@ -115,9 +125,8 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
             learner_metrics = self._update(batch)
         self._step_metrics.log(self.metrics, LEARNER, learner_metrics, step_counts(batch, learner_metrics))
         if learner_metrics["num_optimizer_steps"]:
-            self._weight_version += 1
             with self.metrics.log_time((TIMERS, "weight_sync"), reduce="mean"):
-                self._publish()
+                self._publish(self._weight_version + 1)
 
     def _next_rollouts(self) -> Rollouts:
         if self.offline_data is None:
@@ -135,13 +144,13 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
     def _sample(self) -> Rollouts:
         first = self._next_group
         self._next_group += self.config.prompts_per_iteration
-        return sample_groups(
-            self.env_runner_group,
-            range(first, self._next_group),
-            weight_version=self._sampler_version,
+        actors = Actors(
+            group=self.env_runner_group,
             restore=lambda: self.restore_env_runners(self.env_runner_group),
             patience_s=self.config.env_runner_restore_timeout_s,
+            marks=self._shared_weights.folder / "sampling",
         )
+        return sample_groups(actors, range(first, self._next_group), weight_version=self._sampler_version)
 
     def _update(self, batch: RolloutBatch) -> dict[str, float]:
         steps = self._episodes_sampled()
@@ -185,32 +194,44 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         """Version of the weights that the rollout actors sample with."""
         return self.config.mismatch_injected().sampler_version(self._weight_version)
 
-    def _publish(self) -> None:
-        """The trainer's weights become the newest version, and the actors get the one they are to sample with."""
-        if self.env_runner_group is None:
-            return
-        weights.publish(self.learner_group, self._shared_weights, self._weight_version)
-        self._distribute()
-        self._shared_weights.remove_older(self._sampler_version)
+    def _publish(self, version: int) -> None:
+        """The trainer's weights become `version`, and the actors get the one they are to sample with.
+
+        The version counts once its file is whole: an evaluation beside training may ask for it at any time.
+        """
+        if self.env_runner_group is not None or self.eval_env_runner_group is not None:
+            weights.publish(self.learner_group, self._shared_weights, version)
+        self._weight_version = version
+        if self.env_runner_group is not None:
+            self._distribute()
+        with self._publication:
+            self._shared_weights.remove_older(self._sampler_version)
 
     def _distribute(self, actors: list[int] | None = None) -> None:
         weights.distribute(
             self.env_runner_group,
             self._shared_weights,
             self._sampler_version,
+            seed=self.config.seed,
             actors=actors,
             injection=self.config.mismatch_injected(),
         )
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup | None) -> list[int]:
-        """Brings restarted actors back, with the current weights before they sample anything."""
+        """Brings restarted actors back, with the current configuration and weights before they sample anything.
+
+        Ray restarts an actor with what it was first constructed with, which a later `reset_config` may have replaced.
+        """
         if env_runner_group is None:
             return []
         restored = list(env_runner_group.probe_unhealthy_env_runners())
-        if restored and env_runner_group is self.env_runner_group:
+        if not restored:
+            return []
+        of_training = env_runner_group is self.env_runner_group
+        config = self.config if of_training else self.evaluation_config
+        on_env_runners(env_runner_group, lambda runner: runner.configure(config), actors=restored)
+        if of_training:
             self._distribute(restored)
-        elif restored:
-            weights.distribute(env_runner_group, self._shared_weights, self._weight_version, actors=restored)
         return restored
 
     def save_pretrained(self, path: str | Path) -> Path:

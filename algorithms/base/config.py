@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.util.debug import log_once
 
 from rlhf_algos.algorithms.base import checks
+from rlhf_algos.algorithms.base.evaluation_settings import check_evaluation_config, complete_evaluation_config
 from rlhf_algos.algorithms.base.resources import start_ray_if_needed
 from rlhf_algos.algorithms.base.saved_batches import DECIDING_SETTINGS, SavedBatches
+from rlhf_algos.algorithms.base.side_by_side import started_learners
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
@@ -76,7 +79,8 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         # offline_data()
         self.accept_different: Sequence[str] = ()
         # Where RLlib's defaults don't fit.
-        self.env_creator: EnvCreator | None = None
+        self._training_env_creator: EnvCreator | None = None
+        self._evaluation_env_creator: EnvCreator | None = None
         self.num_env_runners = 1
         self.create_local_env_runner = False
         self.num_learners = 1
@@ -89,6 +93,8 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         self.evaluation_num_env_runners = 0
         self.evaluation_duration = 200
         self._dont_auto_sync_env_runner_states = True
+        # Nothing waits for the actors until all, those for evaluation as well, and the learners are starting.
+        self.validate_env_runners_after_construction = False
         self.enable_rl_module_and_learner = True
         self.enable_env_runner_and_connector_v2 = True
 
@@ -314,6 +320,16 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
                 )
         return self._set(input_=input_, accept_different=accept_different)
 
+    def environment(self, *args: Any, **kwargs: Any) -> Self:
+        """RLlib's own section: `env` (a Gymnasium id, a `PromptEnv` class or a function) and `env_config`."""
+        self.forget_environments()
+        return super().environment(*args, **kwargs)
+
+    def evaluation(self, *args: Any, **kwargs: Any) -> Self:
+        """RLlib's own section; `evaluation_config` may hold what `EVALUATION_KEYS` lists."""
+        self.forget_environments()
+        return super().evaluation(*args, **kwargs)
+
     def _set(self, **values: Any) -> Self:
         for name, value in values.items():
             if value is not NotProvided:
@@ -338,6 +354,27 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             record_head=0 if self.in_evaluation else self.record_head,
             record_routes=self.records_routes(),
         )
+
+    @property
+    def env_creator(self) -> EnvCreator:
+        """Makes one environment: of evaluation in an evaluation's configuration, else of training.
+
+        `validate` resolves both where they are registered, and the configuration takes them along to the actors.
+        """
+        resolved = self._evaluation_env_creator if self.in_evaluation else self._training_env_creator
+        return resolved or env_creator_for(self.env, self.env_config)
+
+    def forget_environments(self) -> None:
+        """Drops what `validate` resolved, when what it was resolved from changes."""
+        self._training_env_creator = self._evaluation_env_creator = None
+
+    def get_evaluation_config_object(self) -> Self | None:
+        """The configuration of an evaluation: this one with `evaluation_config`; None if this is one already."""
+        evaluation = super().get_evaluation_config_object()
+        if evaluation is not None and self.env is not None:
+            evaluation._evaluation_env_creator = self._evaluation_env_creator
+            complete_evaluation_config(evaluation, self)
+        return evaluation
 
     def records_routes(self) -> bool:
         """Whether rollout actors record the experts: on request, or for a replay of them."""
@@ -371,6 +408,10 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             },
         )
 
+    def build_learner_group(self, **kwargs: Any) -> LearnerGroup:
+        """Starts learners; within an algorithm's `setup` returns those that are starting already."""
+        return started_learners() or super().build_learner_group(**kwargs)
+
     def build_algo(self, *args: Any, **kwargs: Any) -> Any:
         """Starts the algorithm's processes; Ray too, on the loopback address, if none is running or named."""
         start_ray_if_needed()
@@ -390,4 +431,9 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         log_once(f"{getattr(self.algo_class, '__name__', self.algo_class)}_on_new_api_stack")
         super().validate()
         checks.check_config(self)
-        self.env_creator = env_creator_for(self.env, self.env_config)
+        check_evaluation_config(self)
+        if not self.in_evaluation:
+            self.forget_environments()
+            evaluation = cast(Self, self.get_evaluation_config_object())
+            self._training_env_creator = self.env_creator
+            self._evaluation_env_creator = evaluation.env_creator

@@ -199,6 +199,30 @@ def lifetime_counts(batch: RolloutBatch, *, prompts_too_long: int, groups_sample
     }
 
 
+def evaluation_metrics(batch: RolloutBatch, *, prompts_too_long: int) -> dict[str, float]:
+    """Statistics of an evaluation, over all its problems.
+
+    A problem that can't be scored, or whose prompt leaves no room for an answer, counts with reward 0 and is reported:
+    left out, it would raise the mean (MATH 10.4).
+
+    Args:
+        batch: one answer to each problem that could be played; NaN is the reward of one that could not be scored.
+        prompts_too_long: problems that could not be played.
+    """
+    scored = np.isfinite(batch.rewards)
+    rewards = np.concatenate([np.where(scored, batch.rewards, 0.0), np.zeros(prompts_too_long)])
+    return {
+        "episode_return_mean": float(rewards.mean()),
+        "episode_return_min": float(rewards.min()),
+        "episode_return_max": float(rewards.max()),
+        "response_length_mean": float(batch.response_lengths.mean()),
+        "truncated_fraction": float((batch.finish_reasons == FINISH_LENGTH).mean()),
+        "num_episodes": float(len(rewards)),
+        "unscorable_responses": float((~scored).sum()),
+        "prompts_too_long": float(prompts_too_long),
+    }
+
+
 def staleness_metrics(batch: RolloutBatch, weight_version: int) -> dict[str, float]:
     """Age in weight versions of the trained tokens (MATH 8); empty without any."""
     ages = (weight_version - batch.weight_versions)[batch.loss_mask]

@@ -10,7 +10,7 @@ from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.algorithms.base.resources import start_ray_if_needed
-from rlhf_algos.algorithms.base.rollouts import sample_groups
+from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder
 from rlhf_algos.batch import RolloutBatch
 
@@ -41,17 +41,13 @@ def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Itera
         group.probe_unhealthy_env_runners()
         on_env_runners(group, lambda runner: runner.use_loaded_weights())
 
+    actors = Actors(group, ready, config.env_runner_restore_timeout_s)
     try:
         ready()
         for iteration in range(iterations):
             first = iteration * config.prompts_per_iteration
-            rollouts = sample_groups(
-                group,
-                range(first, first + config.prompts_per_iteration),
-                weight_version=0,
-                restore=ready,
-                patience_s=config.env_runner_restore_timeout_s,
-            )
+            groups = range(first, first + config.prompts_per_iteration)
+            rollouts = sample_groups(actors, groups, weight_version=0)
             batch = with_advantages(
                 rollouts.batch, normalize_std=config.normalize_std, unscorable=config.unscorable_responses
             )

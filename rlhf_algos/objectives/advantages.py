@@ -1,4 +1,4 @@
-"""Group-relative advantages (MATH.md section 2; GRPO, https://arxiv.org/abs/2402.03300)."""
+"""Group-relative advantages (MATH 2; GRPO, https://arxiv.org/abs/2402.03300)."""
 
 from typing import NamedTuple
 
@@ -90,7 +90,7 @@ def group_advantages(
 
 
 def zero_std_group_fraction(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Fraction of groups whose rewards are all equal, which therefore teach nothing (MATH.md section 2).
+    """Fraction of groups whose rewards are all equal, which therefore teach nothing (MATH 2).
 
     Args:
         rewards: ``[B]`` float32 or float64.

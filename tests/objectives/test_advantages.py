@@ -1,4 +1,4 @@
-"""Group advantages: MATH.md section 2, cases B29 and B35."""
+"""Group advantages: MATH 2; groups in any order, empty responses."""
 
 import itertools
 import math
@@ -41,15 +41,15 @@ def test_leave_one_out_compares_with_the_mean_of_the_others():
     assert got == pytest.approx(expected, abs=1e-6)
 
 
-def test_groups_are_found_by_id_in_every_completion_order():  # B29
-    # sample  A1    B1     A2    B2     (A = group 40, B = group 3: ids are not positions)
+def test_groups_are_found_by_id_in_every_completion_order():
+    # group   40    3      40    3      (ids are not positions)
     samples = [(1.0, 40, 1.0), (10.0, 3, 0.0), (0.0, 40, -1.0), (10.0, 3, 0.0)]
     for order in itertools.permutations(samples):
         rewards, groups, expected = zip(*order, strict=True)
         assert advantages(rewards, groups) == pytest.approx(expected, abs=1e-5)
 
 
-def test_reward_of_an_empty_response_counts():  # B35
+def test_reward_of_an_empty_response_counts():
     assert advantages([1.0, 0.0], [0, 0]) == pytest.approx([1, -1], abs=1e-5)
 
 
