@@ -188,6 +188,17 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     return metrics
 
 
+def lifetime_counts(batch: RolloutBatch, *, prompts_too_long: int, groups_sampled_again: int) -> dict[str, float]:
+    """What a training step adds to the counters of a run's lifetime."""
+    return {
+        NUM_ENV_STEPS_SAMPLED_LIFETIME: batch.num_samples,
+        "num_response_tokens_lifetime": batch.num_response_tokens,
+        "unscorable_responses_lifetime": int((~np.isfinite(batch.rewards)).sum()),
+        "prompts_too_long_lifetime": prompts_too_long,
+        "groups_sampled_again_lifetime": groups_sampled_again,
+    }
+
+
 def evaluation_metrics(batch: RolloutBatch, *, prompts_too_long: int) -> dict[str, float]:
     """Statistics of an evaluation, over all its problems.
 
@@ -209,17 +220,6 @@ def evaluation_metrics(batch: RolloutBatch, *, prompts_too_long: int) -> dict[st
         "num_episodes": float(len(rewards)),
         "unscorable_responses": float((~scored).sum()),
         "prompts_too_long": float(prompts_too_long),
-    }
-
-
-def lifetime_counts(batch: RolloutBatch, *, prompts_too_long: int, groups_sampled_again: int) -> dict[str, float]:
-    """What a training step adds to the counters of a run's lifetime."""
-    return {
-        NUM_ENV_STEPS_SAMPLED_LIFETIME: batch.num_samples,
-        "num_response_tokens_lifetime": batch.num_response_tokens,
-        "unscorable_responses_lifetime": int((~np.isfinite(batch.rewards)).sum()),
-        "prompts_too_long_lifetime": prompts_too_long,
-        "groups_sampled_again_lifetime": groups_sampled_again,
     }
 
 

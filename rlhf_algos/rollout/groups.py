@@ -1,4 +1,4 @@
-"""What makes episodes a group: one prompt."""
+"""The environments of a group's members."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any, cast
 import gymnasium
 
 from rlhf_algos.envs import Prompt, PromptEnv
+
+
+def task_of(environment: gymnasium.Env[Any, str]) -> PromptEnv:
+    """What stands inside the wrappers."""
+    return cast(PromptEnv, environment.unwrapped)
 
 
 def require_same_prompts(
@@ -22,7 +27,7 @@ def require_same_prompts(
     for group, prompt, environment in zip(group_ids, prompts, environments, strict=True):
         if first.setdefault(group, prompt) != prompt:
             raise ValueError(
-                f"{cast(PromptEnv, environment.unwrapped).name}: the members of group {group} were reset with one seed "
+                f"{task_of(environment).name}: the members of group {group} were reset with one seed "
                 f"and got different prompts, {first[group]!r} and {prompt!r}. Their rewards can't be compared. Draw "
                 "everything with the rng of prompt(): nothing from a generator of its own or a list that is used up. "
                 "rlhf_algos.envs.check_env(...) finds this without a run."

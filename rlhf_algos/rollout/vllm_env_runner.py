@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import torch
@@ -17,9 +17,9 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import EnvCreator, PromptEnv, PromptSpace, UnicodeText, finite_reward
+from rlhf_algos.envs import EnvCreator, Prompt, PromptSpace, UnicodeText, finite_reward
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
-from rlhf_algos.rollout.groups import require_same_prompts
+from rlhf_algos.rollout.groups import require_same_prompts, task_of
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
@@ -42,11 +42,6 @@ def router_layout(config: Any) -> RouterLayout:
     model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
     routers = RouteReplayer(model_without_weights(model_config, trust_remote_code=config.trust_remote_code))
     return RouterLayout(routers.decoder_layers, model_config.num_hidden_layers, routers.num_experts)
-
-
-def task_of(environment: gymnasium.Env[Any, str]) -> PromptEnv:
-    """What stands inside the wrappers."""
-    return cast(PromptEnv, environment.unwrapped)
 
 
 class VLLMEnvRunner(EnvRunner):
@@ -279,7 +274,7 @@ class VLLMEnvRunner(EnvRunner):
         """Resets an environment per planned (sample, group, reset arguments), generates, steps, assembles."""
         environments = self._take_environments(kind, len(plan))
         # All resets before the first request: nothing is generated for a group that is none.
-        prompts = []
+        prompts: list[Prompt] = []
         for (sample, group, reset), environment in zip(plan, environments, strict=True):
             with self._marked(group, sample):
                 prompts.append(environment.reset(**reset)[0])

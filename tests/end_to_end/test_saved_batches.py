@@ -38,7 +38,7 @@ COMPONENTS = [
 
 
 @pytest.fixture(scope="module")
-def algorithm(ray_session):
+def running(ray_session):
     """A running ReinforceSC, to be reset."""
     algorithm = settings_for(ReinforceSCConfig).build_algo()
     yield algorithm
@@ -46,14 +46,14 @@ def algorithm(ray_session):
 
 
 @pytest.fixture(scope="module")
-def live(algorithm, tmp_path_factory):
+def live(running, tmp_path_factory):
     """For each setting two live iterations of ReinforceSC: its results, and the folder of its batches."""
     runs = []
     for number, training in enumerate(COMPONENTS):
         folder = tmp_path_factory.mktemp(f"batches-{number}")
         config = settings_for(ReinforceSCConfig, **training).debugging(save_batches=str(folder))
-        assert algorithm.reset_config(config)
-        results = [algorithm.train() for _ in range(2)]
+        assert running.reset_config(config)
+        results = [running.train() for _ in range(2)]
         assert_declared(results)
         runs.append((training, folder, [result["learners"]["default_policy"] for result in results]))
     return runs
@@ -67,13 +67,13 @@ def assert_declared(results):
                 assert declared_name(key) in REDUCTIONS or key.endswith(ADDED_BY_RLLIB), key
 
 
-def test_an_iteration_of_two_training_steps(algorithm, tmp_path):
+def test_an_iteration_of_two_training_steps(running, tmp_path):
     """8 groups of 4 each: both are counted, the extremes are those of both, and both batches are kept."""
     folder = tmp_path / "batches"
     config = settings_for(ReinforceSCConfig).debugging(save_batches=str(folder))
     config.reporting(min_sample_timesteps_per_iteration=64)
-    assert algorithm.reset_config(config)
-    results = [algorithm.train() for _ in range(2)]
+    assert running.reset_config(config)
+    results = [running.train() for _ in range(2)]
     assert_declared(results)
     files = sorted(folder.glob("*.safetensors"))
     assert [file.stem for file in files] == [f"step-00000{step}" for step in (1, 2, 3, 4)]
@@ -93,7 +93,7 @@ def test_an_iteration_of_two_training_steps(algorithm, tmp_path):
         assert result["staleness"] == {"mean": 0.0, "max": 0.0}
     # Going on in the same folder with another configuration would be another run.
     with pytest.raises(ValueError, match=r"holds batches of run \w{12} \(seed 0\)"):
-        algorithm.reset_config(config.copy(copy_frozen=False).training(lr=1e-4))
+        running.reset_config(config.copy(copy_frozen=False).training(lr=1e-4))
     batch_files(folder)
 
 

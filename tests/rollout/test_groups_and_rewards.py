@@ -12,8 +12,18 @@ import pytest
 
 from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.metrics import lifetime_counts, rollout_metrics
+from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.envs import PromptEnv, RewardError, check_env
-from tests.rollout.toy_engine import END, toy_runner
+from tests.fake_engine import fake_runner
+
+END = 1
+
+
+def toy_runner(env, answer=lambda request: [23, END], **training):
+    """A rollout actor that plays groups of 4, unless told otherwise, on a table of answers."""
+    config = GRPOConfig().environment(env).training(**{"group_size": 4, **training}).debugging(seed=0)
+    config.validate()
+    return fake_runner(config, answer)
 
 
 class FromTheGlobalGenerator(PromptEnv):
@@ -40,7 +50,7 @@ class FromARandomChat(FromTheGlobalGenerator):
         return [{"role": "user", "content": str(random.randint(10, 99))}]
 
 
-class LengthIsReward(FromTheGlobalGenerator):
+class LengthIsReward(PromptEnv):
     def prompt(self, rng):
         return f"{rng.integers(10, 99)}="
 
@@ -63,6 +73,7 @@ def test_a_group_with_different_prompts_is_an_error_before_anything_is_generated
 
 def test_the_group_that_is_named_is_the_one_at_fault():
     class SecondGroupWanders(LengthIsReward):
+        heldout_fraction = 0.0
         counter: ClassVar = itertools.count()
 
         def prompt(self, rng):
@@ -80,7 +91,8 @@ def test_evaluation_and_groups_of_one_prompt_play_on():
     assert [prompt.tolist() for prompt in prompts[:4]] == [prompts[0].tolist()] * 4
     assert prompts[4].tolist() != prompts[0].tolist()
     # One member per index: different prompts are what an evaluation is about.
-    assert runner.sample_evaluation([0, 1, 2], greedy=False).num_samples == 3
+    evaluated, _ = runner.sample_evaluation([0, 1, 2], greedy=False, weight_version=0)
+    assert evaluated.num_samples == 3
 
 
 def played(rewards, *, env=None, normalize_std=True, unscorable="stop"):
