@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import ray
+from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -29,9 +30,10 @@ from rlhf_algos.algorithms.base.evaluation import EvaluationOnRolloutActors
 from rlhf_algos.algorithms.base.metrics import rollout_metrics, staleness_metrics
 from rlhf_algos.algorithms.base.remote import on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
-from rlhf_algos.algorithms.base.resources import check_resources
+from rlhf_algos.algorithms.base.resources import bundles_of_trial, check_resources, thread_summary
 from rlhf_algos.algorithms.base.rollouts import Rollouts, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import save_batch
+from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.weight_sync import SharedWeights
@@ -51,6 +53,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         """Starts rollout actors and learners, and gives the actors the trainer's weights."""
         if not isinstance(config, LanguageModelAlgorithmConfig):
             config = cast(LanguageModelAlgorithmConfig, self.get_default_config().update_from_dict(dict(config)))
+        config = with_seed(config)
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
         self._shared_weights = SharedWeights()
@@ -68,6 +71,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         self._weight_version = 0
         self._next_group = 0
         self._last_batch = None
+        logger.info("Seed %d. Threads: %s.", config.seed, thread_summary(config))
         if config.mismatch_injected().active:
             logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
 
@@ -75,6 +79,10 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
     def default_resource_request(cls, config: Any) -> Any:
         """The placement group of a trial: one bundle for the driver and one per rollout actor and learner."""
         request = super().default_resource_request(config)
+        if ray.is_initialized():
+            given = cls.get_default_config().update_from_dict(dict(config.items()))
+            bundles = bundles_of_trial(request.bundles, given)
+            request = tune.PlacementGroupFactory(bundles, strategy=request.strategy)
         if ray.is_initialized() and ray.util.get_current_placement_group() is None:
             check_resources(request.bundles)
         return request

@@ -60,7 +60,7 @@ class VLLMEnvRunner(EnvRunner):
             self._broken = error
 
     def _construct(self, config: Any) -> None:
-        torch.set_num_threads(max(1, int(config.num_cpus_per_env_runner)))
+        torch.set_num_threads(config.threads_per_env_runner())
         self._environments: dict[str, list[gymnasium.Env[Any, str]]] = {}
         self.configure(config)
         self._router = router_layout(config) if self._sampling.record_routes else None
@@ -236,7 +236,9 @@ class VLLMEnvRunner(EnvRunner):
 
     @property
     def _run_seed(self) -> int:
-        return self.config.seed if self.config.seed is not None else 0
+        if self.config.seed is None:
+            raise ValueError("A rollout actor needs debugging(seed=...); an algorithm draws one at its start.")
+        return self.config.seed
 
     def _require_version(self, version: int) -> None:
         if self._unusable:
