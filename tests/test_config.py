@@ -17,7 +17,10 @@ def base() -> GRPOConfig:
     [
         (lambda c: c.training(group_size=1), r"training\(group_size=1\) must be a whole number of at least 2"),
         (lambda c: c.training(prompts_per_iteration=0), r"prompts_per_iteration=0"),
-        (lambda c: c.training(loss_reduction="mean"), r"training\(loss_reduction='mean'\) must be 'token-mean', 'seq-mean-token-mean'"),
+        (
+            lambda c: c.training(loss_reduction="mean"),
+            r"training\(loss_reduction='mean'\) must be 'token-mean', 'seq-mean-token-mean'",
+        ),
         (lambda c: c.training(loss_reduction="seq-mean-token-sum-norm"), r"loss_fixed_length=None\)"),
         (lambda c: c.training(loss_fixed_length=8), r"belongs to 'seq-mean-token-sum-norm'"),
         (lambda c: c.training(unscorable_responses="zero"), r"unscorable_responses='zero'\) must be 'stop' or"),
@@ -25,7 +28,10 @@ def base() -> GRPOConfig:
         (lambda c: c.training(corrector={"type": "tis", "hihg": 3.0}), r"hihg"),
         (lambda c: c.training(corrector={"type": "tis", "low": 3.0}), r"TIS.*low=3.0"),
         (lambda c: c.mismatch_injection(weight_noise=-0.1), r"weight_noise=-0.1"),
-        (lambda c: c.mismatch_injection(rounding_bits=1), r"rounding_bits=1\) must be None or a whole number from 2 to 8"),
+        (
+            lambda c: c.mismatch_injection(rounding_bits=1),
+            r"rounding_bits=1\) must be None or a whole number from 2 to 8",
+        ),
         (lambda c: c.mismatch_injection(lag=-1), r"lag=-1"),
         (lambda c: c.vllm(logits_processors=[]), r"vllm\(logits_processors=...\) is refused: a logits processor"),
         (lambda c: c.vllm(speculative_config={}), r"vllm\(speculative_config=...\) is refused"),

@@ -347,11 +347,13 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         Raises:
             ValueError: for a name that is no option; says the nearest.
         """
-        for key in config_dict:
+        # `items`, which RLlib's configs have too; Tune's trials get them as dicts, its resource requests as they are.
+        given = dict(config_dict.items())
+        for key in given:
             name = self._translate_special_keys(key, warn_deprecated=False)
             if name != "multiagent":
                 refuse_unknown_name(type(self), name, f"update_from_dict({{{key!r}: ...}})")
-        return super().update_from_dict(dict(config_dict))
+        return super().update_from_dict(given)
 
     # ---- what the parts read ------------------------------------------------------------------------------------
 
@@ -372,7 +374,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         return cpu_share_of_learner(self) if given is None else given
 
     @num_cpus_per_learner.setter
-    def num_cpus_per_learner(self, value: float | str | None) -> None:
+    def num_cpus_per_learner(self, value: Any) -> None:
         # RLlib's name for a number that it chooses.
         self._num_cpus_per_learner = None if value == "auto" else value
 

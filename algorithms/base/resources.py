@@ -18,8 +18,9 @@ _ENV_RUNNERS_CPU, _LEARNERS_CPU = 0.5, 0.4
 
 
 def cpu_share_of_env_runner(config: LanguageModelAlgorithmConfig) -> float:
-    """CPUs that Ray counts for one of the rollout actors, evaluation's among them, unless given."""
-    return _share(_ENV_RUNNERS_CPU, config.num_env_runners, config.evaluation_num_env_runners)
+    """CPUs that Ray counts for one of the rollout actors, unless given; evaluation's own, if any, get half of them."""
+    has_evaluation_actors = config.evaluation_num_env_runners != 0
+    return _share(_ENV_RUNNERS_CPU / 2 if has_evaluation_actors else _ENV_RUNNERS_CPU, config.num_env_runners)
 
 
 def cpu_share_of_learner(config: LanguageModelAlgorithmConfig) -> float:
@@ -27,10 +28,10 @@ def cpu_share_of_learner(config: LanguageModelAlgorithmConfig) -> float:
     return _share(_LEARNERS_CPU, config.num_learners)
 
 
-def _share(of_all: float, *counts: object) -> float:
-    # A search of Tune's may still stand in place of a number. Ray counts ten-thousandths.
-    processes = sum(count for count in counts if isinstance(count, int))
-    return int(10_000 * of_all / max(1, processes)) / 10_000
+def _share(of_all: float, processes: object) -> float:
+    # A search of Tune's may still stand in place of the number. Ray counts ten-thousandths.
+    count = processes if isinstance(processes, int) else 1
+    return int(10_000 * of_all / max(1, count)) / 10_000
 
 
 def threads_per_env_runner(config: LanguageModelAlgorithmConfig) -> int:

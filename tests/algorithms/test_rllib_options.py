@@ -38,7 +38,12 @@ def test_the_named_sections_and_arguments_are_rllibs():
             assert refused.argument in ATTRIBUTES_ONLY, refused
 
 
-ATTRIBUTES_ONLY = {"batch_mode"}
+ATTRIBUTES_ONLY = {
+    "input_spaces_jsonable",
+    "sync_filters_on_rollout_workers_timeout_s",
+    "offline_evaluation_duration",
+    "offline_evaluation_parallel_to_training",
+}
 
 
 def changed(value):

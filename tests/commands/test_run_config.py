@@ -133,8 +133,14 @@ def test_algorithms_by_name_and_path(name, cls):
         ("training.lr=-1e-3", r"--set: training.lr: training\(lr=-0.001\) must be a finite number of at least 0"),
         ("sampling.temperature=.inf", r"--set: sampling.temperature: sampling\(temperature=inf\) must be a finite"),
         ("language_model.path=./nowhere", r"language_model\('.*/nowhere'\): there is no such folder"),
-        ("training.train_batch_size_per_learner=128", r"addition_grpo.yaml: training\(train_batch_size_per_learner=128\)"),
-        ("env_runners.explore=false", r"addition_grpo.yaml: env_runners\(explore=False\) has no effect here: .*sampling"),
+        (
+            "training.train_batch_size_per_learner=128",
+            r"addition_grpo.yaml: training\(train_batch_size_per_learner=128\)",
+        ),
+        (
+            "env_runners.explore=false",
+            r"addition_grpo.yaml: env_runners\(explore=False\) has no effect here: .*sampling",
+        ),
         ("environment.env=rlhf_algos/Additon-v0", "addition_grpo.yaml: UnregisteredEnv: .*Did you mean: `Addition`"),
         ("seeds=[0, 1]", "seeds belongs to `rlhf-algos sweep`"),
         ("training.lr={grid: [1, 2]}", "training.lr is a grid; only `rlhf-algos sweep` goes through several values"),
