@@ -509,6 +509,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         """
         from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 
+        check_evaluation_config(self)
         checks.check_options(self)
         if getattr(self, "env_runner_cls", None) is None:
             self.env_runner_cls = VLLMEnvRunner
@@ -516,15 +517,8 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         log_once(f"{getattr(self.algo_class, '__name__', self.algo_class)}_on_new_api_stack")
         super().validate()
         checks.check_config(self)
-        check_evaluation_config(self)
         if not self.in_evaluation:
             self.forget_environments()
             evaluation = cast(Self, self.get_evaluation_config_object())
-            try:
-                evaluation.validate()
-            except ValueError as error:
-                raise ValueError(
-                    f"evaluation(evaluation_config={dict(self.evaluation_config or {})}): {error}"
-                ) from error
             self._training_env_creator = self.env_creator
             self._evaluation_env_creator = evaluation.env_creator

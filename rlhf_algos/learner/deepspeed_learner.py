@@ -82,7 +82,7 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         self.__dict__.clear()
         # Models and engine refer to each other: without this they would stay beside the new ones.
         gc.collect()
-        type(self).__init__(self, config=config, module_spec=module_spec)  # type: ignore[call-arg]
+        type(self).__init__(self, config=config, module_spec=module_spec)
         self._learner_index, self._placement_group = index, placement_group
         self.build()
 

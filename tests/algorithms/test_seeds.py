@@ -1,6 +1,7 @@
 """A run without a seed draws one of its own, which its configuration has and which repeats it."""
 
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def test_the_algorithm_has_the_seed_that_its_processes_get(monkeypatch):
     """Without processes: what RLlib's own set-up finds is what it hands to actors, learners and evaluation."""
     found = []
     monkeypatch.setattr(Algorithm, "setup", lambda self, config: found.append(self.config))
-    monkeypatch.setattr(LanguageModelAlgorithm, "_publish", lambda self: None)
+    monkeypatch.setattr(LanguageModelAlgorithm, "_publish", lambda self, version: None)
+    monkeypatch.setattr("rlhf_algos.algorithms.base.algorithm.learners_starting", lambda *_: nullcontext())
     monkeypatch.setattr("ray.util.get_current_placement_group", lambda: "a trial's")
     seeds = []
     for _ in range(2):
@@ -77,9 +79,9 @@ def test_a_reset_draws_anew():
 
 def test_processes_refuse_to_make_one_up():
     runner = object.__new__(VLLMEnvRunner)
-    runner.config = base()
+    runner._configs = {"training": base()}
     with pytest.raises(ValueError, match=r"needs debugging\(seed=...\)"):
-        _ = runner._run_seed
+        runner._seed_of("training")
     learner = object.__new__(GRPOLearner)
     learner.config, learner._weights_seq_no = base().training(minibatch_size=2), 0
     batch = type("Batch", (), {"num_samples": 4})
