@@ -17,6 +17,7 @@ from torch import distributed
 
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.corrections import Corrector, correction_metrics, make_corrector
+from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
@@ -67,8 +68,9 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         if self._is_built:
             return
         torch.set_num_threads(max(1, int(self._num_cpus())))
-        ensure_process_group()
-        super().build()
+        with garbage_collection_paused():
+            ensure_process_group()
+            super().build()
 
     def rebuild(self, config: AlgorithmConfig, module_spec: MultiRLModuleSpec) -> None:
         """Starts over with another configuration in the same process and process group. All ranks call it.
@@ -77,7 +79,7 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         """
         index, placement_group = self._learner_index, self._placement_group  # type: ignore[has-type]
         self.engine.destroy()
-        type(self).__init__(self, config=config, module_spec=module_spec)  # type: ignore[call-arg]
+        type(self).__init__(self, config=config, module_spec=module_spec)
         self._learner_index, self._placement_group = index, placement_group
         self.build()
 

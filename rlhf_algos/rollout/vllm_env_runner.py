@@ -21,6 +21,7 @@ from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
+from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
@@ -55,7 +56,8 @@ class VLLMEnvRunner(EnvRunner):
         # reaches the driver with the first call.
         self._broken: Exception | None = None
         try:
-            self._construct(config)
+            with garbage_collection_paused():
+                self._construct(config)
         except Exception as error:
             self._broken = error
 
