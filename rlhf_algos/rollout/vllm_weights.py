@@ -71,10 +71,11 @@ class WeightReload:
 
         layers = dict(self._model.named_modules())
         # Before the reload gives each layer parameters of its own: a tied head has its embedding's.
-        parameters = {name: {id(p) for p in layer.parameters(recurse=False)} for name, layer in layers.items()}
+        parameters = {name: _checkpoint_parameters(name, layer) for name, layer in layers.items()}
         with set_current_vllm_config(self._vllm_config):
             forget_expert_kernels(self._model)
             initialize_layerwise_reload(self._model)
+            whole = False
             try:
                 for name in self._in_place:
                     _fill_with_nan(name, layers[name])
@@ -90,17 +91,20 @@ class WeightReload:
                     if not holes:
                         _layerwise_process(layers[name], get_layerwise_info(layers[name]))
                 missing += _not_named(self._model, reported)
+                whole = not missing
             finally:
+                if not whole:
+                    _drop_buffered(layers)
                 # Also after an error: it leaves a structure into which a whole set of weights can be loaded.
                 finalize_layerwise_reload(self._model, self._vllm_config.model_config)
                 repack_tied_head(self._model)
         return missing, passed_by
 
-    def _not_counted(self, layers: dict[str, nn.Module], parameters: dict[str, set[int]]) -> list[tuple[str, int, int]]:
+    def _not_counted(self, layers: dict[str, nn.Module], parameters: dict[str, set[Any]]) -> list[tuple[str, int, int]]:
         """Layers that still wait for numbers: name, numbers that came, numbers wanted."""
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-        written: set[int] = set()
+        written: set[Any] = set()
         waiting = []
         for name, layer in layers.items():
             info = get_layerwise_info(layer)
@@ -110,8 +114,32 @@ class WeightReload:
                 written |= parameters[name]
             else:
                 waiting.append((name, int(info.load_numel), wanted))
-        # Without parameters of its own (buffers like rotary caches; a tied head) a layer needs no tensor.
+        # Without parameters of its own (a rotary cache, a tied head, derived ones) a layer needs no tensor.
         return [(name, numel, wanted) for name, numel, wanted in waiting if parameters[name] - written]
+
+
+def _checkpoint_parameters(name: str, layer: nn.Module) -> set[Any]:
+    """Marks of the parameters that a layer has in checkpoint layout: two layers that share one have the same mark."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    # vLLM keeps biases out of what it restores, but counts them.
+    names = {*get_layerwise_info(layer).restore_metadata[0], *({"bias"} & set(layer._parameters))}
+    own = {each: layer._parameters.get(each) for each in names}
+    return {(name, each) if parameter is None else id(parameter) for each, parameter in own.items()}
+
+
+def _drop_buffered(layers: dict[str, nn.Module]) -> None:
+    """Forgets what the layers that are not whole were given; vLLM then puts their last kernel tensors back.
+
+    It would load it otherwise, and a tensor of a wrong shape would then fail again in every later update.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in layers.values():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            info.load_numel = 0
 
 
 def _numbers_wanted(layer: nn.Module, total: int) -> int:
