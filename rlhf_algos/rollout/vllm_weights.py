@@ -122,8 +122,10 @@ def _checkpoint_parameters(name: str, layer: nn.Module) -> set[Any]:
     """Marks of the parameters that a layer has in checkpoint layout: two layers that share one have the same mark."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-    # vLLM keeps biases out of what it restores, but counts them.
-    names = {*get_layerwise_info(layer).restore_metadata[0], *({"bias"} & set(layer._parameters))}
+    names = set(get_layerwise_info(layer).restore_metadata[0])
+    if layer._parameters.get("bias") is not None:
+        # vLLM counts biases, although it does not restore them.
+        names.add("bias")
     own = {each: layer._parameters.get(each) for each in names}
     return {(name, each) if parameter is None else id(parameter) for each, parameter in own.items()}
 
