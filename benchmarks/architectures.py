@@ -153,7 +153,7 @@ def config_for(model: Path, case: Case) -> Any:
         .environment(AnyReward, env_config={"split": "all"})
         .language_model(str(model), dtype="float32")
         .sampling(max_response_tokens=12, record_routes=case.has_routers)
-        .vllm(dtype=case.sampler_dtype, max_model_len=64, max_num_seqs=32, kv_cache_memory_bytes=2**26)
+        .vllm(dtype=case.sampler_dtype, max_model_len=64, max_num_seqs=32, num_gpu_blocks_override=128)
         .learners(num_learners=0)
         .deepspeed(token_budget=200)
         .training(prompts_per_iteration=4, group_size=4, lr=3e-3, router_replay="r3" if case.has_routers else "none")

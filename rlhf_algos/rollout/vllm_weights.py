@@ -153,8 +153,16 @@ def _numbers_wanted(layer: nn.Module, total: int) -> int:
 
 def _reports(reported: set[str], layers: dict[str, nn.Module], name: str) -> bool:
     """Whether the model says that it loaded every parameter of a layer."""
-    own = [f"{name}.{parameter}" for parameter, _ in layers[name].named_parameters(recurse=False)]
+    own = [f"{name}.{parameter}" for parameter, _ in _restored(layers[name])]
     return bool(own) and reported.issuperset(own)
+
+
+def _restored(layer: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that the reload puts into checkpoint layout; a router's bias that a layer also holds is none."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    names = get_layerwise_info(layer).restore_metadata[0]
+    return [(name, parameter) for name, parameter in layer.named_parameters(recurse=False) if name in names]
 
 
 def _fill_with_nan(name: str, layer: nn.Module) -> None:
@@ -163,7 +171,7 @@ def _fill_with_nan(name: str, layer: nn.Module) -> None:
     from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
     materialize_layer(layer, get_layerwise_info(layer))
-    for parameter_name, parameter in layer.named_parameters(recurse=False):
+    for parameter_name, parameter in _restored(layer):
         if not parameter.is_floating_point():
             raise ValueError(
                 f"{name}.{parameter_name} is of {parameter.dtype} and written past vLLM's loaders: whether new weights "
@@ -175,7 +183,7 @@ def _fill_with_nan(name: str, layer: nn.Module) -> None:
 
 def _not_written(name: str, layer: nn.Module) -> list[str]:
     holes = []
-    for parameter_name, parameter in layer.named_parameters(recurse=False):
+    for parameter_name, parameter in _restored(layer):
         numel = int((~parameter.isnan()).sum())
         if numel < parameter.numel():
             holes.append(f"{name}.{parameter_name} ({numel} of {parameter.numel()} numbers)")
