@@ -43,6 +43,7 @@ setup(
         "gymnasium==1.2.2",
         "safetensors",
         "numpy",
+        "pydantic>=2",
         "pyyaml",
         "scipy",
         "matplotlib",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
+from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
@@ -37,9 +38,10 @@ from rlhf_algos.algorithms.base.metrics import (
 from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
-from rlhf_algos.algorithms.base.resources import check_resources
+from rlhf_algos.algorithms.base.resources import bundles_of_trial, check_resources, thread_summary
 from rlhf_algos.algorithms.base.rollouts import Actors, Rollouts, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder
+from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
 from rlhf_algos.algorithms.base.side_by_side import learners_starting
 from rlhf_algos.batch import RolloutBatch
@@ -60,6 +62,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         """Starts rollout actors and learners, and gives the actors the trainer's weights."""
         if not isinstance(config, LanguageModelAlgorithmConfig):
             config = cast(LanguageModelAlgorithmConfig, self.get_default_config().update_from_dict(dict(config)))
+        config = with_seed(config)
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
         self._shared_weights = SharedWeights()
@@ -87,6 +90,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         self._next_group = 0
         self._last_batch = None
         self._step_metrics = IterationMetrics()
+        logger.info("Seed %d. Threads: %s.", config.seed, thread_summary(config))
         if config.mismatch_injected().active:
             logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
 
@@ -94,6 +98,10 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
     def default_resource_request(cls, config: Any) -> Any:
         """The placement group of a trial: one bundle for the driver and one per rollout actor and learner."""
         request = super().default_resource_request(config)
+        if ray.is_initialized():
+            given = cls.get_default_config().update_from_dict(dict(config.items()))
+            bundles = bundles_of_trial(request.bundles, given)
+            request = tune.PlacementGroupFactory(bundles, strategy=request.strategy)
         if ray.is_initialized() and ray.util.get_current_placement_group() is None:
             check_resources(request.bundles)
         return request

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
+from rlhf_algos.algorithms.base.options import plain
+from rlhf_algos.algorithms.base.paths import (
+    absolute_deepspeed_paths,
+    absolute_engine_paths,
+    absolute_model,
+    absolute_paths,
+    require_model_folder,
+)
+from rlhf_algos.algorithms.base.rllib_options import check_rllib_options
+from rlhf_algos.algorithms.base.saved_batches import batch_files
 from rlhf_algos.corrections import check_corrector, make_corrector
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
-from rlhf_algos.objectives.reduction import REDUCTION_MODES
 from rlhf_algos.routing_replay import make_router_replay, moe_layers
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-
-DTYPES = ("float32", "bfloat16")
 
 # Engine arguments that this library sets; another value would break what it records.
 _OWNED_ENGINE_ARGS = {
@@ -72,6 +78,45 @@ def refuse_sampling_options(options: Mapping[str, Any]) -> None:
         raise TypeError(f"sampling() got an unexpected keyword argument {name!r}")
 
 
+def check_options(config: LanguageModelAlgorithmConfig) -> None:
+    """Checks each option by itself, and makes its value plain: NumPy's numbers become Python's, paths absolute.
+
+    Raises:
+        ValueError: names the option and its value, and says what it must be or what to use instead.
+    """
+    config.language_model_path = absolute_model(config.language_model_path)
+    config.save_batches = absolute_paths(config.save_batches)
+    if isinstance(config.vllm_args, Mapping):
+        config.vllm_args = absolute_engine_paths(config.vllm_args)
+    if isinstance(config.deepspeed_config, Mapping):
+        config.deepspeed_config = absolute_deepspeed_paths(config.deepspeed_config)
+    options = config.declared_options()
+    for name, option in options.items():
+        setattr(config, name, option.checked(getattr(config, name)))
+    if isinstance(config.evaluation_config, Mapping):
+        config.evaluation_config = {
+            key: options[key].checked(value, f"evaluation(evaluation_config={{{key!r}: {value!r}}})")
+            if key in options
+            else plain(value)
+            for key, value in config.evaluation_config.items()
+        }
+    check_rllib_options(config)
+    _check_input(config)
+
+
+def _check_input(config: LanguageModelAlgorithmConfig) -> None:
+    """Saved batches are there, and are read."""
+    if config.offline_data_class is None:
+        if config.input_ != "sampler":
+            raise ValueError(f"input_={config.input_!r} is read by nothing: call offline_data(input_=...).")
+        return
+    config.input_ = absolute_paths(config.input_)
+    try:
+        batch_files(config.input_)
+    except (OSError, TypeError) as error:
+        raise ValueError(f"offline_data(input_={config.input_!r}): {error}") from error
+
+
 def check_config(config: LanguageModelAlgorithmConfig) -> None:
     """Raises ValueError on the first option or combination that can't work; its text says what to do."""
     _check_language_model(config)
@@ -87,14 +132,9 @@ def check_config(config: LanguageModelAlgorithmConfig) -> None:
     )
 
 
-def _require(valid: bool, option: str, value: Any, wanted: str) -> None:
-    if not valid:
-        raise ValueError(f"{option}={value!r} must be {wanted}.")
-
-
 def _check_language_model(config: LanguageModelAlgorithmConfig) -> None:
+    require_model_folder(config.language_model_path)
     config.model_path()
-    _require(config.trainer_dtype in DTYPES, "language_model(dtype", config.trainer_dtype, f"one of {DTYPES})")
 
 
 def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
@@ -112,58 +152,14 @@ def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
 
 
 def _check_training(config: LanguageModelAlgorithmConfig) -> None:
-    _require(
-        _whole(config.group_size) and config.group_size >= 2,
-        "training(group_size",
-        config.group_size,
-        "a whole number of at least 2: an advantage compares the responses to one prompt)",
-    )
-    for name in ("prompts_per_iteration", "num_epochs", "token_budget"):
-        value = getattr(config, name)
-        _require(_whole(value) and value >= 1, name, value, "a whole number of at least 1")
-    size = config.minibatch_size
-    _require(
-        size is None or (_whole(size) and size >= 1),
-        "training(minibatch_size",
-        size,
-        "None or a whole number of at least 1)",
-    )
-    _require(
-        config.loss_reduction in REDUCTION_MODES,
-        "training(loss_reduction",
-        config.loss_reduction,
-        f"one of {REDUCTION_MODES})",
-    )
     needs_length = config.loss_reduction == "seq-mean-token-sum-norm"
     if needs_length != (config.loss_fixed_length is not None):
         raise ValueError(
             f"training(loss_reduction={config.loss_reduction!r}, loss_fixed_length={config.loss_fixed_length}): the "
             "fixed length belongs to 'seq-mean-token-sum-norm', and only to it."
         )
-    _require(
-        not needs_length or (config.loss_fixed_length or 0) > 0,
-        "training(loss_fixed_length",
-        config.loss_fixed_length,
-        "positive)",
-    )
-    _require(
-        config.unscorable_responses in ("stop", "leave_out"),
-        "training(unscorable_responses",
-        config.unscorable_responses,
-        "'stop' or 'leave_out')",
-    )
     check_corrector(make_corrector(config.corrector))
     _check_routes(config)
-    for name in ("weight_decay", "adam_eps"):
-        value = getattr(config, name)
-        _require(math.isfinite(value) and value >= 0, f"training({name}", value, "finite and at least 0)")
-    betas = tuple(config.adam_betas)
-    _require(
-        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-        "training(adam_betas",
-        betas,
-        "two numbers from 0 to below 1)",
-    )
 
 
 def _check_routes(config: LanguageModelAlgorithmConfig) -> None:
@@ -184,17 +180,10 @@ def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
     """RLlib options that mean something else here, or nothing."""
     if config.grad_clip is not None and config.grad_clip_by != "global_norm":
         raise ValueError(f"training(grad_clip_by={config.grad_clip_by!r}): DeepSpeed clips by 'global_norm' only.")
-    if config.grad_clip is not None:
-        _require(config.grad_clip > 0, "training(grad_clip", config.grad_clip, "positive, or None)")
     if config.num_env_runners < 1 and config.is_online and not config.in_evaluation:
         raise ValueError(
             f"env_runners(num_env_runners={config.num_env_runners}): at least one rollout actor is needed; a vLLM "
             "engine in the driver's own process would share its threads and memory with everything else there."
-        )
-    if config.num_cpus_for_main_process <= 0:
-        raise ValueError(
-            f"resources(num_cpus_for_main_process={config.num_cpus_for_main_process}) must be positive: Tune drops an "
-            "empty first bundle of the placement group, and RLlib would place every actor in its neighbour's bundle."
         )
     if config.is_multi_agent:
         raise ValueError("multi_agent(...): an algorithm of this library trains one language model.")
@@ -205,7 +194,3 @@ def _check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
             f"evaluation(evaluation_duration_unit={config.evaluation_duration_unit!r}): use 'episodes'; "
             "evaluation_duration is the number of problems."
         )
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

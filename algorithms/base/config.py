@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -12,8 +13,24 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.util.debug import log_once
 
 from rlhf_algos.algorithms.base import checks
+from rlhf_algos.algorithms.base.declarations import RLLIB_OPTIONS, SHARED_OPTIONS
 from rlhf_algos.algorithms.base.evaluation_settings import check_evaluation_config, complete_evaluation_config
-from rlhf_algos.algorithms.base.resources import start_ray_if_needed
+from rlhf_algos.algorithms.base.options import Option, by_name
+from rlhf_algos.algorithms.base.paths import (
+    absolute_deepspeed_paths,
+    absolute_engine_paths,
+    absolute_model,
+    absolute_paths,
+    in_each_choice,
+)
+from rlhf_algos.algorithms.base.resources import (
+    cpu_share_of_env_runner,
+    cpu_share_of_learner,
+    start_ray_if_needed,
+    threads_per_env_runner,
+    threads_per_learner,
+)
+from rlhf_algos.algorithms.base.rllib_options import refuse_unknown_name
 from rlhf_algos.algorithms.base.saved_batches import DECIDING_SETTINGS, SavedBatches
 from rlhf_algos.algorithms.base.side_by_side import started_learners
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
@@ -30,73 +47,71 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
     `tune.grid_search` can stand anywhere until then.
     """
 
+    OPTIONS: ClassVar[tuple[Option, ...]] = (*SHARED_OPTIONS, *RLLIB_OPTIONS)
+    # language_model()
+    language_model_path: str
+    trainer_dtype: str
+    gradient_checkpointing: bool
+    trust_remote_code: bool
+    # sampling()
+    temperature: float
+    top_p: float
+    top_k: int
+    max_response_tokens: int
+    stop_token_ids: Sequence[int]
+    record_head: int
+    record_routes: bool
+    greedy_evaluation: bool
+    # mismatch_injection()
+    injected_weight_noise: float
+    injected_rounding_bits: int | None
+    injected_lag: int
+    # env_runners(), learners()
+    _num_cpus_per_env_runner: float | None
+    _num_cpus_per_learner: float | None
+    num_threads_per_env_runner: int | None
+    num_threads_per_learner: int | None
+    # vllm()
+    vllm_args: dict[str, Any]
+    # deepspeed()
+    zero_stage: int
+    offload_optimizer: bool
+    token_budget: int
+    deepspeed_config: dict[str, Any]
+    # training()
+    prompts_per_iteration: int
+    group_size: int
+    normalize_std: bool
+    loss_reduction: str
+    loss_fixed_length: int | None
+    unscorable_responses: str
+    corrector: Any
+    router_replay: Any
+    adam_betas: Sequence[float]
+    adam_eps: float
+    weight_decay: float
+    # debugging()
+    save_batches: str | None
+    # offline_data()
+    accept_different: Sequence[str]
+
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
-        # language_model()
-        self.language_model_path = "rlhf_algos/tiny-moe"
-        self.trainer_dtype = "float32"
-        self.gradient_checkpointing = False
-        self.trust_remote_code = False
-        # sampling()
-        self.temperature = 1.0
-        self.top_p = 1.0
-        self.top_k = 0
-        self.max_response_tokens = 16
-        self.stop_token_ids: Sequence[int] = ()
-        self.record_head = 0
-        self.record_routes = False
-        self.greedy_evaluation = True
-        # mismatch_injection()
-        self.injected_weight_noise = 0.0
-        self.injected_rounding_bits: int | None = None
-        self.injected_lag = 0
-        # vllm()
-        self.vllm_args: dict[str, Any] = {}
-        # deepspeed()
-        self.zero_stage = 1
-        self.offload_optimizer = False
-        self.token_budget = 8192
-        self.deepspeed_config: dict[str, Any] = {}
-        # training()
-        self.prompts_per_iteration = 64
-        self.group_size = 8
-        self.normalize_std = True
-        self.loss_reduction = "token-mean"
-        self.loss_fixed_length: int | None = None
-        self.unscorable_responses = "stop"
-        self.corrector: Any = "none"
-        self.router_replay: Any = "none"
-        self.adam_betas: Sequence[float] = (0.9, 0.999)
-        self.adam_eps = 1e-8
-        self.weight_decay = 0.0
-        self.lr = 3e-4
-        self.grad_clip = 1.0
-        self.grad_clip_by = "global_norm"
-        self.num_epochs = 1
-        self.minibatch_size = None
-        # debugging()
-        self.save_batches: str | None = None
-        # offline_data()
-        self.accept_different: Sequence[str] = ()
+        for option in self.declared_options().values():
+            setattr(self, option.name, copy.deepcopy(option.default))
         # Where RLlib's defaults don't fit.
         self._training_env_creator: EnvCreator | None = None
         self._evaluation_env_creator: EnvCreator | None = None
-        self.num_env_runners = 1
         self.create_local_env_runner = False
-        self.num_learners = 1
-        # Sampler and learner take turns, so together they need the cores once. A whole number of CPUs is also the
-        # actor's number of threads.
-        # The driver's share must not be 0: Tune drops an empty bundle, and RLlib then places actors in wrong ones.
-        self.num_cpus_for_main_process = 0.1
-        self.num_cpus_per_env_runner = 1
-        self.num_cpus_per_learner = 0.4
-        self.evaluation_num_env_runners = 0
-        self.evaluation_duration = 200
         self._dont_auto_sync_env_runner_states = True
-        # Nothing waits for the actors until all, those for evaluation as well, and the learners are starting.
-        self.validate_env_runners_after_construction = False
         self.enable_rl_module_and_learner = True
         self.enable_env_runner_and_connector_v2 = True
+
+    @classmethod
+    def declared_options(cls) -> dict[str, Option]:
+        """The declared options of this class by attribute, with those of its base classes."""
+        bases = reversed(cls.__mro__)
+        return by_name(option for base in bases for option in vars(base).get("OPTIONS", ()))
 
     # ---- sections -----------------------------------------------------------------------------------------------
 
@@ -111,13 +126,14 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         """Sets the model and how the trainer holds it.
 
         Args:
-            path: a bundled name ("rlhf_algos/tiny-moe"), a Hugging Face directory, or a hub id.
+            path: a bundled name ("rlhf_algos/tiny-moe"), a Hugging Face directory, or a hub id ("org/name"). What
+                begins with "/", "./", "../" or "~" is a directory, and so is what exists.
             dtype: the trainer's, "float32" or "bfloat16" (with float32 master weights).
             gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
             trust_remote_code: run Python code that ships with the model.
         """
         return self._set(
-            language_model_path=path,
+            language_model_path=in_each_choice(absolute_model, path),
             trainer_dtype=dtype,
             gradient_checkpointing=gradient_checkpointing,
             trust_remote_code=trust_remote_code,
@@ -185,6 +201,31 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             injected_lag=lag,
         )
 
+    def env_runners(self, *, num_threads_per_env_runner: int | None = NotProvided, **kwargs: Any) -> Self:
+        """Sets the rollout actors.
+
+        Args:
+            num_threads_per_env_runner: threads of each actor while it samples. None takes `num_cpus_per_env_runner`
+                where that is given (at least 1), and otherwise an equal share of all cores of the machine: sampler and
+                learner take turns.
+            kwargs: RLlib's own: `num_env_runners`, `num_gpus_per_env_runner`, `num_cpus_per_env_runner` (what Ray
+                counts; None for a share that fits every machine), ...
+        """
+        super().env_runners(**kwargs)
+        return self._set(num_threads_per_env_runner=num_threads_per_env_runner)
+
+    def learners(self, *, num_threads_per_learner: int | None = NotProvided, **kwargs: Any) -> Self:
+        """Sets the ZeRO ranks.
+
+        Args:
+            num_threads_per_learner: threads of each rank while it updates. None takes `num_cpus_per_learner` where that
+                is given (at least 1), and otherwise an equal share of all cores of the machine.
+            kwargs: RLlib's own: `num_learners`, `num_gpus_per_learner`, `num_cpus_per_learner` (what Ray counts; None
+                for a share that fits every machine), ...
+        """
+        super().learners(**kwargs)
+        return self._set(num_threads_per_learner=num_threads_per_learner)
+
     def vllm(self, **engine_args: Any) -> Self:
         """Sets arguments of the vLLM engine, added to those of earlier calls.
 
@@ -192,7 +233,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             engine_args: any argument of `vllm.EngineArgs` (dtype, max_model_len, quantization, ...); `dtype` is the
                 trainer's unless given.
         """
-        self.vllm_args = {**self.vllm_args, **engine_args}
+        self.vllm_args = {**self.vllm_args, **absolute_engine_paths(engine_args)}
         return self
 
     def deepspeed(
@@ -215,7 +256,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             zero_stage=zero_stage,
             offload_optimizer=offload_optimizer,
             token_budget=token_budget,
-            deepspeed_config=config,
+            deepspeed_config=absolute_deepspeed_paths(config) if isinstance(config, Mapping) else config,
         )
 
     def training(
@@ -283,7 +324,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             kwargs: RLlib's own: `seed`, `log_level`, ...
         """
         super().debugging(**kwargs)
-        return self._set(save_batches=save_batches)
+        return self._set(save_batches=in_each_choice(absolute_paths, save_batches))
 
     def offline_data(
         self,
@@ -318,7 +359,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
                     f"offline_data(accept_different={accept_different!r}) must be a list of some of "
                     f"{', '.join(DECIDING_SETTINGS)}."
                 )
-        return self._set(input_=input_, accept_different=accept_different)
+        return self._set(input_=in_each_choice(absolute_paths, input_), accept_different=accept_different)
 
     def environment(self, *args: Any, **kwargs: Any) -> Self:
         """RLlib's own section: `env` (a Gymnasium id, a `PromptEnv` class or a function) and `env_config`."""
@@ -336,7 +377,50 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
                 setattr(self, name, value)
         return self
 
+    def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
+        """Sets options by the names of their attributes, as Tune does with a `param_space`.
+
+        Raises:
+            ValueError: for a name that is no option; says the nearest.
+        """
+        # `items`, which RLlib's configs have too; Tune's trials get them as dicts, its resource requests as they are.
+        given = dict(config_dict.items())
+        for key in given:
+            name = self._translate_special_keys(key, warn_deprecated=False)
+            if name != "multiagent":
+                refuse_unknown_name(type(self), name, f"update_from_dict({{{key!r}: ...}})")
+        return super().update_from_dict(given)
+
     # ---- what the parts read ------------------------------------------------------------------------------------
+
+    @property
+    def num_cpus_per_env_runner(self) -> float:
+        """CPUs that Ray counts for a rollout actor: what was given, or a share that fits every machine."""
+        given = self._num_cpus_per_env_runner
+        return cpu_share_of_env_runner(self) if given is None else given
+
+    @num_cpus_per_env_runner.setter
+    def num_cpus_per_env_runner(self, value: float | None) -> None:
+        self._num_cpus_per_env_runner = value
+
+    @property
+    def num_cpus_per_learner(self) -> float:
+        """CPUs that Ray counts for a learner: what was given, or a share that fits every machine."""
+        given = self._num_cpus_per_learner
+        return cpu_share_of_learner(self) if given is None else given
+
+    @num_cpus_per_learner.setter
+    def num_cpus_per_learner(self, value: Any) -> None:
+        # RLlib's name for a number that it chooses.
+        self._num_cpus_per_learner = None if value == "auto" else value
+
+    def threads_per_env_runner(self) -> int:
+        """Threads of a rollout actor, asked in its own process."""
+        return threads_per_env_runner(self)
+
+    def threads_per_learner(self) -> int:
+        """Threads of a learner, asked in its own process."""
+        return threads_per_learner(self)
 
     def model_path(self) -> str:
         """The directory or hub id of the model."""
@@ -425,6 +509,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         """
         from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 
+        checks.check_options(self)
         if getattr(self, "env_runner_cls", None) is None:
             self.env_runner_cls = VLLMEnvRunner
         # RLlib would advise to switch its new interfaces off, which nothing here works without.
@@ -435,5 +520,11 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         if not self.in_evaluation:
             self.forget_environments()
             evaluation = cast(Self, self.get_evaluation_config_object())
+            try:
+                evaluation.validate()
+            except ValueError as error:
+                raise ValueError(
+                    f"evaluation(evaluation_config={dict(self.evaluation_config or {})}): {error}"
+                ) from error
             self._training_env_creator = self.env_creator
             self._evaluation_env_creator = evaluation.env_creator

@@ -12,6 +12,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
+from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.envs import PromptSpace, UnicodeText
 
 
@@ -91,6 +92,7 @@ def as_config(
         config = given.copy(copy_frozen=False)
     else:
         config = default.update_from_dict(dict(given))
+    config = with_seed(config)
     config.validate()
     config.freeze()
     return config
@@ -106,6 +108,7 @@ def _processes(config: LanguageModelAlgorithmConfig) -> tuple[Any, ...]:
         config.is_online,
         config.num_env_runners,
         config.num_cpus_per_env_runner,
+        config.threads_per_env_runner(),
         config.num_gpus_per_env_runner,
         config.num_learners,
         config.num_cpus_per_learner,

@@ -4,10 +4,102 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
 
 from rlhf_algos.local_ray import start_ray
+
+if TYPE_CHECKING:
+    from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+
+# CPUs that a run's rollout actors, and its learners, count as by default, all of them together; with the driver's 0.1
+# less than one, so that every machine has them. A thread is no CPU that Ray counts: sampler and learner take turns.
+_ENV_RUNNERS_CPU, _LEARNERS_CPU = 0.5, 0.4
+
+
+def cpu_share_of_env_runner(config: LanguageModelAlgorithmConfig) -> float:
+    """CPUs that Ray counts for one of the rollout actors, unless given; evaluation's own, if any, get half of them."""
+    has_evaluation_actors = config.evaluation_num_env_runners != 0
+    return _share(_ENV_RUNNERS_CPU / 2 if has_evaluation_actors else _ENV_RUNNERS_CPU, config.num_env_runners)
+
+
+def cpu_share_of_learner(config: LanguageModelAlgorithmConfig) -> float:
+    """CPUs that Ray counts for one learner, unless given."""
+    return _share(_LEARNERS_CPU, config.num_learners)
+
+
+def _share(of_all: float, processes: object) -> float:
+    # A search of Tune's may still stand in place of the number. Ray counts ten-thousandths.
+    count = processes if isinstance(processes, int) else 1
+    return int(10_000 * of_all / max(1, count)) / 10_000
+
+
+def threads_per_env_runner(config: LanguageModelAlgorithmConfig) -> int:
+    """Threads of a rollout actor on this machine while it samples.
+
+    What is given counts: `num_threads_per_env_runner`, else `num_cpus_per_env_runner` (at least 1). Otherwise actors
+    share all cores equally, as if all were on one machine: sampler and learner take turns.
+    """
+    return _threads(config.num_threads_per_env_runner, config._num_cpus_per_env_runner, config.num_env_runners)
+
+
+def threads_per_learner(config: LanguageModelAlgorithmConfig) -> int:
+    """Threads of a learner on this machine while it updates; decided as those of a rollout actor are."""
+    return _threads(config.num_threads_per_learner, config._num_cpus_per_learner, config.num_learners)
+
+
+def _threads(threads: int | None, cpus: float | None, processes: int) -> int:
+    if threads is not None:
+        return threads
+    return max(1, int(cpus) if cpus is not None else usable_cores() // max(1, processes))
+
+
+def usable_cores(cpu_max: str | Path = "/sys/fs/cgroup/cpu.max") -> int:
+    """Cores that this process may use: those it may run on, less what a container's quota (`cpu_max`) leaves unused."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path(cpu_max).read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def thread_summary(config: LanguageModelAlgorithmConfig) -> str:
+    """Who has how many threads, for a line at the start."""
+    actors, learners = config.num_env_runners, max(1, config.num_learners)
+    sampling = f"{actors} x {threads_per_env_runner(config)} while sampling, " if actors else ""
+    return f"{sampling}{learners} x {threads_per_learner(config)} while updating, of {usable_cores()} cores"
+
+
+def bundles_of_trial(
+    bundles: Sequence[Mapping[str, float]], config: LanguageModelAlgorithmConfig
+) -> list[dict[str, float]]:
+    """A trial's bundles, the first one enlarged if nothing says how many CPUs or threads its processes have.
+
+    They use all cores of a machine then, so the trial counts as a little more than half of the largest one: Tune places
+    no second one beside it, and small tasks still fit. Runs with GPUs are kept apart by these.
+
+    Args:
+        bundles: what RLlib asks for, the driver's first.
+        config: of the trial.
+    """
+    first, *others = (dict(bundle) for bundle in bundles)
+    given = (
+        config._num_cpus_per_env_runner,
+        config._num_cpus_per_learner,
+        config.num_threads_per_env_runner,
+        config.num_threads_per_learner,
+    )
+    default_driver = config.declared_options()["num_cpus_for_main_process"].default
+    is_given = any(value is not None for value in given) or config.num_cpus_for_main_process != default_driver
+    if is_given or any(bundle.get("GPU") for bundle in bundles):
+        return [first, *others]
+    machine = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
+    needed = sum(bundle.get("CPU", 0.0) for bundle in bundles)
+    first["CPU"] = round(first.get("CPU", 0.0) + max(0.0, machine / 2 + 0.1 - needed), 4)
+    return [first, *others]
 
 
 def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:

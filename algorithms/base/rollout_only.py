@@ -12,6 +12,7 @@ from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.algorithms.base.resources import start_ray_if_needed
 from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder
+from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.batch import RolloutBatch
 
 
@@ -29,7 +30,7 @@ def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Itera
         ValueError: if the configuration is not valid, or injects a mismatch: that is done to published weights; or if
             the folder for the batches holds another run's.
     """
-    config = config.copy(copy_frozen=False)
+    config = with_seed(config.copy(copy_frozen=False))
     config.validate()
     if config.mismatch_injected().active:
         raise ValueError("rollout_only samples with the weights on disk; remove mismatch_injection(...).")

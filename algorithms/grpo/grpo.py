@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.base.options import Option, number, one_of, optional
 from rlhf_algos.objectives.kl_penalty import KlKind
 
 
@@ -23,14 +24,23 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
     (4, 0.2)
     """
 
+    OPTIONS: ClassVar[tuple[Option, ...]] = (
+        Option("training", "clip_low", number(at_least=0, at_most=1), 0.2),
+        Option("training", "clip_high", number(at_least=0), 0.2),
+        Option("training", "dual_clip", optional(number(above=1)), None),
+        Option("training", "kl_coefficient", number(at_least=0), 0.0),
+        Option("training", "kl_kind", one_of("k1", "k2", "k3"), "k3"),
+        Option("training", "entropy_coefficient", number(at_least=0), 0.0),
+    )
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+    kl_coefficient: float
+    kl_kind: KlKind
+    entropy_coefficient: float
+
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or GRPO)
-        self.clip_low = 0.2
-        self.clip_high = 0.2
-        self.dual_clip: float | None = None
-        self.kl_coefficient = 0.0
-        self.kl_kind: KlKind = "k3"
-        self.entropy_coefficient = 0.0
 
     def training(
         self,
@@ -75,22 +85,6 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
         from rlhf_algos.algorithms.grpo.learner import GRPOLearner
 
         return GRPOLearner
-
-    def validate(self) -> None:
-        """Checks GRPO's own options after the shared ones."""
-        super().validate()
-        if not (0 <= self.clip_low <= 1) or not (0 <= self.clip_high < float("inf")):
-            raise ValueError(
-                f"training(clip_low={self.clip_low!r}, clip_high={self.clip_high!r}): clip_low must be in [0, 1], "
-                "clip_high finite and at least 0."
-            )
-        if self.dual_clip is not None and not 1 < self.dual_clip < float("inf"):
-            raise ValueError(f"training(dual_clip={self.dual_clip!r}) must be None or a finite number above 1.")
-        if self.kl_kind not in ("k1", "k2", "k3"):
-            raise ValueError(f"training(kl_kind={self.kl_kind!r}) must be 'k1', 'k2' or 'k3'.")
-        for name in ("kl_coefficient", "entropy_coefficient"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"training({name}={getattr(self, name)!r}) must be finite and at least 0.")
 
 
 class GRPO(LanguageModelAlgorithm):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.base.options import Option, flag, number, whole
 from rlhf_algos.corrections import make_corrector
 from rlhf_algos.rollout.sampling import SamplingSettings
 
@@ -30,13 +31,21 @@ class ReinforceSCConfig(LanguageModelAlgorithmConfig):
     (True, 128, False, 'token-mean')
     """
 
+    OPTIONS: ClassVar[tuple[Option, ...]] = (
+        Option("training", "score_centering", flag(), True),
+        Option("training", "head_top_k", whole(at_least=1), 128),
+        Option("training", "tail_floor", number(above=0, below=1), 1e-6),
+        Option("training", "entropy_coefficient", number(at_least=0), 0.0),
+        # The shared option with another default.
+        Option("training", "normalize_std", flag(), False),
+    )
+    score_centering: bool
+    head_top_k: int
+    tail_floor: float
+    entropy_coefficient: float
+
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ReinforceSC)
-        self.score_centering = True
-        self.head_top_k = 128
-        self.tail_floor = 1e-6
-        self.entropy_coefficient = 0.0
-        self.normalize_std = False
 
     def training(
         self,
@@ -85,16 +94,8 @@ class ReinforceSCConfig(LanguageModelAlgorithmConfig):
         return ReinforceSCLearner
 
     def validate(self) -> None:
-        """Checks ReinforceSC's own options after the shared ones."""
+        """Checks the combinations that centering does not hold for, after each option by itself."""
         super().validate()
-        if not 0 <= self.entropy_coefficient < float("inf"):
-            raise ValueError(
-                f"training(entropy_coefficient={self.entropy_coefficient!r}) must be finite and at least 0."
-            )
-        if not isinstance(self.head_top_k, int) or self.head_top_k < 1:
-            raise ValueError(f"training(head_top_k={self.head_top_k!r}) must be a whole number of at least 1.")
-        if not 0 < self.tail_floor < 1:
-            raise ValueError(f"training(tail_floor={self.tail_floor!r}) must be above 0 and below 1.")
         if self.score_centering:
             self._require_what_centering_needs()
 

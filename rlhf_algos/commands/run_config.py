@@ -16,7 +16,7 @@ import gymnasium
 from rlhf_algos.commands.config_file import ConfigFile, read_config_file
 from rlhf_algos.commands.errors import ConfigError, message_of
 from rlhf_algos.commands.grids import dotted, find_grids
-from rlhf_algos.commands.sections import SECTIONS, apply_sections, arguments_of, require_known
+from rlhf_algos.commands.sections import SECTIONS, apply_sections, arguments_of, declared_in, require_known
 from rlhf_algos.commands.value_types import described, fits
 
 ALGORITHMS = {
@@ -36,16 +36,6 @@ _RECORDED = {
     "evaluation": ("evaluation_interval", "evaluation_duration", "evaluation_num_env_runners", "evaluation_config"),
     "debugging": ("seed",),
     "resources": ("num_cpus_for_main_process",),
-}
-# Arguments that the config keeps under another name.
-_KEPT_AS = {
-    "language_model": {"path": "language_model_path", "dtype": "trainer_dtype"},
-    "mismatch_injection": {
-        "weight_noise": "injected_weight_noise",
-        "rounding_bits": "injected_rounding_bits",
-        "lag": "injected_lag",
-    },
-    "deepspeed": {"config": "deepspeed_config"},
 }
 
 
@@ -113,7 +103,7 @@ class RunConfig:
             return dict(config.vllm_args)
         arguments = arguments_of(config, section)
         names = [name for name, argument in arguments.items() if not argument.of_rllib]
-        kept_as = _KEPT_AS.get(section, {})
+        kept_as = {key: option.name for key, option in declared_in(config, section).items()}
         recorded = {}
         for name in dict.fromkeys([*names, *_RECORDED.get(section, ())]):
             attribute = kept_as.get(name, name)

@@ -63,6 +63,11 @@ def arguments_of(config: Any, section: str) -> dict[str, Argument]:
     return found
 
 
+def declared_in(config: Any, section: str) -> dict[str, Any]:
+    """The declared options of a section by argument."""
+    return {option.keyword: option for option in config.declared_options().values() if option.section == section}
+
+
 def names_of(config: Any, section: str) -> list[str]:
     """What may stand in a section; empty where that can't be known."""
     return vllm_engine_arguments() if section == "vllm" else list(arguments_of(config, section))
@@ -115,7 +120,7 @@ def require_known(path: str, key: str, known: Iterable[str], file: ConfigFile) -
 
 def _check_keys(config: Any, section: str, keys: Mapping[str, Any], file: ConfigFile) -> None:
     arguments = arguments_of(config, section)
-    names = names_of(config, section)
+    names, declared = names_of(config, section), declared_in(config, section)
     for key, value in keys.items():
         if names and key not in names:
             _raise_what_the_method_says(getattr(config.copy(copy_frozen=False), section), section, key, value, file)
@@ -126,6 +131,11 @@ def _check_keys(config: Any, section: str, keys: Mapping[str, Any], file: Config
                 f"{file.place(f'{section}.{key}')} must be {described(argument.annotation)}, got {value!r} "
                 f"({type(value).__name__})."
             )
+        if key in declared:
+            try:
+                declared[key].checked(value)
+            except ValueError as error:
+                raise ConfigError(f"{file.place(f'{section}.{key}')}: {error}") from error
 
 
 def _raise_what_the_method_says(

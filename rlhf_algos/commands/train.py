@@ -51,7 +51,7 @@ def train(
     try:
         run = read_run_config(config, overrides, iterations=iterations)
         require_no_grids(run)
-        algorithm_config = run.build()
+        algorithm_config = _with_seed(run.build())
     except ConfigError as error:
         print(f"rlhf-algos train: {error}", file=sys.stderr)
         return exit_codes.WRONG_CONFIGURATION
@@ -79,12 +79,22 @@ def train(
     return exit_codes.OK if finished else exit_codes.INTERRUPTED
 
 
+def _with_seed(config: Any) -> Any:
+    """A run without a seed draws it here, so that what is recorded repeats the run."""
+    from rlhf_algos.algorithms.base.seeds import with_seed
+
+    return with_seed(config)
+
+
 def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, ray_address: str | None) -> bool:
     """Returns whether the run came to its end."""
+    from rlhf_algos.algorithms.base.resources import thread_summary
+
     display.say(
         f"Starting {run.algorithm}: Ray, {config.num_env_runners} rollout actor(s) with vLLM, "
         f"{config.num_learners} DeepSpeed learner(s) ..."
     )
+    display.say(f"Threads: {thread_summary(config)}.")
     with ray_session(ray_address) as our_ray:
         algorithm = config.build_algo()
         at_once = True

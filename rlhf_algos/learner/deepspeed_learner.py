@@ -67,7 +67,7 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         """Joins the process group, loads the model and wraps it in a DeepSpeed engine."""
         if self._is_built:
             return
-        torch.set_num_threads(max(1, int(self._num_cpus())))
+        torch.set_num_threads(self.config.threads_per_learner())
         ensure_process_group()
         super().build()
 
@@ -85,10 +85,6 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         type(self).__init__(self, config=config, module_spec=module_spec)  # type: ignore[call-arg]
         self._learner_index, self._placement_group = index, placement_group
         self.build()
-
-    def _num_cpus(self) -> float:
-        cpus = self.config.num_cpus_per_learner
-        return 1 if cpus == "auto" else cpus
 
     def configure_optimizers_for_module(self, module_id: str, config: AlgorithmConfig | None = None) -> None:
         """Makes the DeepSpeed engine and registers its AdamW, whose learning rate RLlib's schedule drives."""
@@ -212,7 +208,9 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
             order = np.arange(batch.num_samples)
             if size < batch.num_samples:
                 # The same on every rank, another one in every epoch and iteration.
-                seed = [self.config.seed or 0, self._weights_seq_no, epoch]
+                if self.config.seed is None:
+                    raise ValueError("The learner's configuration has no seed; the algorithm draws one at its start.")
+                seed = [self.config.seed, self._weights_seq_no, epoch]
                 order = np.random.default_rng(seed).permutation(order)
             for start in range(0, batch.num_samples, size):
                 yield np.sort(order[start : start + size])

@@ -42,6 +42,7 @@ def read_trial_folder(folder: Path) -> Run:
         config = recorded if isinstance(recorded, dict) else None
     if config is None:
         notes.append(f"{folder} has no {PARAMS}: its options are unknown, and it is not grouped with other runs.")
+    config = _with_drawn_seed(config, results)
     trial, state_notes = _experiment_state(folder)
     if config is not None and "trainable_name" in trial:
         config = {"algorithm": trial["trainable_name"]} | config
@@ -54,6 +55,14 @@ def read_trial_folder(folder: Path) -> Run:
     # The configuration is repeated in each result; its numbers are no measurements.
     rows = {i: flatten({key: value for key, value in row.items() if key != "config"}) for i, row in results.items()}
     return Run(folder, config, rows, state, error, samples, (*notes, *state_notes, *sample_notes))
+
+
+def _with_drawn_seed(config: dict[str, Any] | None, results: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """A trial that was given no seed draws one, which only its results have."""
+    if config is None or config.get("seed", 0) is not None or not results:
+        return config
+    recorded = results[max(results)].get("config")
+    return config | {"seed": recorded.get("seed")} if isinstance(recorded, dict) else config
 
 
 def _read_results(file: Path) -> tuple[dict[int, dict[str, Any]], list[str]]:

@@ -8,7 +8,6 @@ correction does about it. Nothing of this is on by default, and a run that uses 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -36,16 +35,6 @@ class MismatchInjection:
     weight_noise: float = 0.0
     rounding_bits: int | None = None
     lag: int = 0
-
-    def __post_init__(self) -> None:
-        """Checks each value by itself."""
-        if not (math.isfinite(self.weight_noise) and self.weight_noise >= 0):
-            raise ValueError(f"mismatch_injection(weight_noise={self.weight_noise!r}) must be finite and at least 0.")
-        bits = self.rounding_bits
-        if bits is not None and not (isinstance(bits, int) and 2 <= bits <= 8):
-            raise ValueError(f"mismatch_injection(rounding_bits={bits!r}) must be None or a whole number from 2 to 8.")
-        if not (isinstance(self.lag, int) and self.lag >= 0):
-            raise ValueError(f"mismatch_injection(lag={self.lag!r}) must be a whole number of at least 0.")
 
     @property
     def changes_weights(self) -> bool:

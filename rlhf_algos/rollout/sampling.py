@@ -30,17 +30,7 @@ class SamplingSettings:
     record_routes: bool = False
 
     def __post_init__(self) -> None:
-        """Checks each value by itself."""
-        checks = {
-            "temperature": (self.temperature >= 0.0, "at least 0"),
-            "top_p": (0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            "top_k": (self.top_k >= 0, "0 (off) or positive"),
-            "max_response_tokens": (self.max_response_tokens >= 1, "at least 1"),
-            "record_head": (self.record_head >= 0, "0 (off) or positive"),
-        }
-        for name, (valid, wanted) in checks.items():
-            if not valid:
-                raise ValueError(f"sampling({name}={getattr(self, name)!r}) must be {wanted}.")
+        """Checks the combination; types and ranges are declared with the options of the algorithms."""
         if self.truncates and self.record_head:
             raise ValueError(
                 f"sampling(record_head={self.record_head}) records the head of the full distribution, but top_p="

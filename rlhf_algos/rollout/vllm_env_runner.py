@@ -62,7 +62,7 @@ class VLLMEnvRunner(EnvRunner):
             self._broken = error
 
     def _construct(self, config: Any) -> None:
-        torch.set_num_threads(max(1, int(config.num_cpus_per_env_runner)))
+        torch.set_num_threads(config.threads_per_env_runner())
         self._environments: dict[str, list[gymnasium.Env[Any, str]]] = {}
         self.configure(config)
         self._router = router_layout(config) if self._sampling.record_routes else None
@@ -254,7 +254,9 @@ class VLLMEnvRunner(EnvRunner):
 
     def _seed_of(self, kind: str) -> int:
         seed = self._configs[kind].seed
-        return seed if seed is not None else 0
+        if seed is None:
+            raise ValueError("A rollout actor needs debugging(seed=...); an algorithm draws one at its start.")
+        return seed
 
     def _require_version(self, version: int) -> None:
         if self._unusable:

@@ -39,7 +39,7 @@ def test_what_is_recorded_is_a_configuration_that_means_the_same(tmp_path):
             "training.lr=1e-3",
             "training.grad_clip=null",
             "training.adam_betas=[0.8, 0.99]",
-            "training.shuffle_batch_per_epoch=true",
+            "reporting.min_time_s_per_iteration=1.5",
             "sampling.top_k=5",
             "mismatch_injection.rounding_bits=4",
             "mismatch_injection.lag=2",
@@ -61,7 +61,11 @@ def test_what_is_recorded_is_a_configuration_that_means_the_same(tmp_path):
         "gradient_checkpointing": True,
         "trust_remote_code": False,
     }
-    assert recorded["training"]["clip_low"] == 0.2 and recorded["training"]["shuffle_batch_per_epoch"] is True
+    assert recorded["training"]["clip_low"] == 0.2
+    assert recorded["reporting"]["min_time_s_per_iteration"] == 1.5
+    assert recorded["env_runners"]["num_cpus_per_env_runner"] == 0.5
+    # Decided on the machine that it runs on, so also when it is run again.
+    assert recorded["learners"]["num_cpus_per_learner"] is None
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"format": "rlhf_algos.RunFolder", "format_version": 1} | recorded))
     again = read_run_config(file)
@@ -125,7 +129,18 @@ def test_algorithms_by_name_and_path(name, cls):
         ("algorithm=grop", "no algorithm is called 'grop'. Did you mean grpo?"),
         ("algorithm=nowhere.Thing", r"nowhere.Thing can't be imported \(No module named 'nowhere'\)"),
         ("algorithm=pathlib.Path", "pathlib.Path is neither a LanguageModelAlgorithm nor a config of one"),
-        ("sampling.top_p=2.0", r"addition_grpo.yaml: sampling\(top_p=2.0\)"),
+        ("sampling.top_p=2.0", r"--set: sampling.top_p: sampling\(top_p=2.0\) must be a finite number above 0"),
+        ("training.lr=-1e-3", r"--set: training.lr: training\(lr=-0.001\) must be a finite number of at least 0"),
+        ("sampling.temperature=.inf", r"--set: sampling.temperature: sampling\(temperature=inf\) must be a finite"),
+        ("language_model.path=./nowhere", r"language_model\('.*/nowhere'\): there is no such folder"),
+        (
+            "training.train_batch_size_per_learner=128",
+            r"addition_grpo.yaml: training\(train_batch_size_per_learner=128\)",
+        ),
+        (
+            "env_runners.explore=false",
+            r"addition_grpo.yaml: env_runners\(explore=False\) has no effect here: .*sampling",
+        ),
         ("environment.env=rlhf_algos/Additon-v0", "addition_grpo.yaml: UnregisteredEnv: .*Did you mean: `Addition`"),
         ("seeds=[0, 1]", "seeds belongs to `rlhf-algos sweep`"),
         ("training.lr={grid: [1, 2]}", "training.lr is a grid; only `rlhf-algos sweep` goes through several values"),

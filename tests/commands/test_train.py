@@ -97,6 +97,46 @@ def test_a_run_that_fails_says_why_in_one_line(command, run_folder):
     assert len(read_progress(folder)) == 2
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.lr=-1e-3", "training(lr=-0.001) must be a finite number of at least 0"),
+        ("sampling.temperature=.inf", "sampling(temperature=inf) must be a finite number of at least 0"),
+        ("language_model.path=./nowhere", "there is no such folder"),
+        ("training.train_batch_size_per_learner=128", "training(train_batch_size_per_learner=128) has no effect here"),
+        ("evaluation.evaluation_config={temperature: .nan}", "{'temperature': nan}) must be a finite number"),
+    ],
+)
+def test_a_wrong_value_is_an_exit_status_and_no_folder(command, tmp_path, override, message):
+    status, shown, errors = command("train", "--set", override)
+    assert (status, shown) == (2, "")
+    assert message in errors
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_a_seed_each_run_draws_one_and_records_it(command, tmp_path):
+    for _ in range(2):
+        assert command("train", "--quiet", debugging={}, iterations=1)[0] == 0
+    configs = [json.loads(file.read_text()) for file in (tmp_path / "runs").glob("*/config.json")]
+    first, second = (config["debugging"]["seed"] for config in configs)
+    assert type(first) is int and type(second) is int and first != second
+    # The record repeats the run.
+    folder = next((tmp_path / "runs").iterdir())
+    assert main(["train", str(folder / "config.json"), "--runs", str(tmp_path / "again"), "--quiet"]) == 0
+    (again,) = (tmp_path / "again").glob("*/config.json")
+    assert json.loads(again.read_text()) == json.loads((folder / "config.json").read_text())
+
+
+def test_a_line_at_the_start_says_who_has_how_many_threads(command, monkeypatch):
+    from rlhf_algos.algorithms.base import resources
+
+    monkeypatch.setattr(resources, "usable_cores", lambda: 6)
+    _, shown, _ = command(
+        "train", iterations=1, env_runners={"num_env_runners": 2}, learners={"num_threads_per_learner": 4}
+    )
+    assert "Threads: 2 x 3 while sampling, 1 x 4 while updating, of 6 cores." in shown.splitlines()
+
+
 def test_a_wrong_configuration_is_one_message_and_no_folder(command, tmp_path):
     status, shown, errors = command("train", "--set", "training.grop_size=4")
     assert (status, shown) == (2, "")

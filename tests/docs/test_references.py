@@ -16,7 +16,7 @@ NUMBER = r"\d+(?:\.\d+)?"
 CITATION = re.compile(rf"\bMATH[\s#]+(?:section[\s#]+)?({NUMBER}(?:(?:,|[\s#]+(?:and|or|to))[\s#]+{NUMBER})*)")
 IN_BRACKETS = re.compile(r"\((\d{1,2}\.\d{1,2}(?:, \d{1,2}\.\d{1,2})*)\)")
 DOCUMENT = re.compile(r"[\w./-]*\w\.md\b")
-FILE = re.compile(r"\b(?:tests|docs|examples|benchmarks|rlhf_algos|algorithms|envs|requirements)/[\w/.-]+\.\w+\b")
+FILE = re.compile(r"\b(?:tests|examples|benchmarks|rlhf_algos|algorithms|envs|requirements)/[\w/.-]+\.\w+\b")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Documents that are written, not read: a report's table.
 WRITTEN = "-final-values.md"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from rlhf_algos.algorithms.base.remote import on_env_runners
+from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.envs.addition import listed_problems
@@ -21,7 +22,8 @@ def config_for(seed=0, num_env_runners=1) -> GRPOConfig:
         .environment("rlhf_algos/Addition-v0", env_config={"digits": 2})
         .sampling(max_response_tokens=6)
         .vllm(max_model_len=32, max_num_seqs=64)
-        .env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.5)
+        .env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.5, num_threads_per_env_runner=2)
+        .learners(num_threads_per_learner=2)
         .training(prompts_per_iteration=8, group_size=4, lr=1e-3)
         .evaluation(evaluation_duration=30)
         .debugging(seed=seed)
@@ -78,6 +80,12 @@ def test_same_seed_gives_the_same_run_and_another_seed_does_not(first_run):
                 assert np.array_equal(mine.rewards, theirs.rewards)
                 assert np.array_equal(mine.rollout_logprobs, theirs.rollout_logprobs)
         assert (losses == other_losses) == same
+
+
+def test_threads_arrive_where_they_are_used(first_run):
+    algorithm = first_run[0]
+    assert on_env_runners(algorithm.env_runner_group, lambda runner: torch.get_num_threads()) == {1: 2}
+    assert on_learners(algorithm.learner_group, lambda learner: torch.get_num_threads()) == [2]
 
 
 def test_a_reset_that_needs_another_engine_changes_nothing(first_run):

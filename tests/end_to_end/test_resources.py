@@ -46,7 +46,7 @@ def test_gpus_are_counted_placed_and_refused():
     assert run.returncode == 0, run.stderr[-3000:]
     lines = [line for line in run.stdout.splitlines() if line.split(" ")[0] in ("bundles", "placed", "refused")]
     assert lines[0] == (
-        "bundles [{'CPU': 0.1}, {'CPU': 1.0, 'GPU': 1.0}, {'CPU': 0.4, 'GPU': 1.0}, {'CPU': 0.4, 'GPU': 1.0}]"
+        "bundles [{'CPU': 0.1}, {'CPU': 0.5, 'GPU': 1.0}, {'CPU': 0.2, 'GPU': 1.0}, {'CPU': 0.2, 'GPU': 1.0}]"
     )
     assert lines[1] == "placed 0"
     assert len(lines) == 6

@@ -1,0 +1,175 @@
+"""Types and ranges of options: one declaration each, the same answer however an option is set."""
+
+import numpy as np
+import pytest
+
+from rlhf_algos.algorithms.base.options import flag, number, number_or_schedule, one_of, optional, sequence, whole
+from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+
+NAN, INF = float("nan"), float("inf")
+
+
+def base(config=GRPOConfig):
+    return config().environment("rlhf_algos/Addition-v0")
+
+
+# For every kind of value: what it takes, with what that becomes, and what it refuses.
+KINDS = {
+    "whole": (whole(at_least=2), {3: 3, np.int64(3): 3, np.uint8(2): 2}, [1, 2.0, np.float64(2.0), True, "2", None]),
+    "number": (
+        number(at_least=0, below=1),
+        {0: 0.0, 0.5: 0.5, np.float32(0.5): 0.5, np.int64(0): 0.0},
+        [-0.1, 1, 1.0, NAN, INF, np.float64(NAN), True, np.bool_(False), "0.5", None, [0.5]],
+    ),
+    "flag": (flag(), {True: True, np.bool_(False): False}, [2, 0.5, "true", None]),
+    "choice": (one_of("stop", "leave_out"), {"stop": "stop", np.str_("stop"): "stop"}, ["Stop", 0, None]),
+    "optional": (optional(whole(1, 3)), {None: None, np.int8(3): 3}, [0, 4, 1.0, "None"]),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_kind_takes_and_what_it_refuses(name):
+    kind, taken, refused = KINDS[name]
+    option = GRPOConfig.declared_options()["group_size"].__class__("training", "x", kind)
+    for given, plain in taken.items():
+        found = option.checked(given)
+        assert found == plain
+        assert type(found) is type(plain), given
+    for given in refused:
+        with pytest.raises(ValueError, match=r"training\(x=.*\) must be "):
+            option.checked(given)
+
+
+def test_lists_and_schedules():
+    option = GRPOConfig.declared_options()["group_size"].__class__
+    betas = option("training", "x", sequence(number(at_least=0, below=1), length=2))
+    assert betas.checked(np.array([0.5, 0.25])) == [0.5, 0.25]
+    assert betas.checked((np.float32(0.5), 0)) == (0.5, 0.0)
+    for wrong in ([0.5], [0.5, 1.0], [0.5, NAN], "ab", {0.5: 0.1}):
+        with pytest.raises(ValueError, match="2 values, each a finite number of at least 0 and below 1"):
+            betas.checked(wrong)
+    rate = option("training", "lr", number_or_schedule(number(at_least=0)))
+    assert rate.checked(((0, 1e-3), (np.int64(100), 0))) == [[0, 1e-3], [100, 0.0]]
+    for wrong in ([], [[0, 1e-3]], [[1, 1e-3], [5, 0]], [[0, 1e-3], [0, 0]], [[0, -1e-3], [5, 0]], [[0, NAN], [5, 0]]):
+        with pytest.raises(ValueError, match=r"training\(lr=.*or a schedule \[\[0, value\], \[step, value\]"):
+            rate.checked(wrong)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("training", "minibatch_size", 16.0),
+        ("training", "group_size", 8.0),
+        ("training", "lr", -1e-3),
+        ("training", "lr", NAN),
+        ("training", "lr", [[0, 1e-3], [100, -1e-3]]),
+        ("training", "grad_clip", True),
+        ("training", "num_epochs", 1.5),
+        ("training", "kl_coefficient", "0.1"),
+        ("training", "clip_low", 1.5),
+        ("training", "normalize_std", 1),
+        ("training", "adam_betas", (0.9,)),
+        ("sampling", "max_response_tokens", 8.5),
+        ("sampling", "temperature", INF),
+        ("sampling", "temperature", True),
+        ("sampling", "temperature", "0.7"),
+        ("sampling", "stop_token_ids", [1.5]),
+        ("sampling", "stop_token_ids", 3),
+        ("mismatch_injection", "lag", 0.5),
+        ("mismatch_injection", "weight_noise", NAN),
+        ("deepspeed", "token_budget", "8192"),
+        ("env_runners", "num_env_runners", 1.0),
+        ("env_runners", "num_cpus_per_env_runner", -1),
+        ("env_runners", "num_gpus_per_env_runner", INF),
+        ("env_runners", "num_threads_per_env_runner", 0),
+        ("learners", "num_learners", True),
+        ("learners", "num_cpus_per_learner", "many"),
+        ("learners", "num_threads_per_learner", 1.5),
+        ("resources", "num_cpus_for_main_process", 0),
+        ("evaluation", "evaluation_duration", "auto"),
+        ("evaluation", "evaluation_duration", 8.0),
+        ("evaluation", "evaluation_interval", 0.5),
+        ("evaluation", "evaluation_num_env_runners", -1),
+        ("debugging", "seed", -1),
+        ("debugging", "seed", 1.0),
+        ("debugging", "save_batches", 7),
+        ("fault_tolerance", "env_runner_restore_timeout_s", NAN),
+        ("reporting", "min_sample_timesteps_per_iteration", -5),
+    ],
+)
+def test_nonsense_is_refused_by_name_before_anything_starts(section, name, value):
+    config = base()
+    getattr(config, section)(**{name: value})
+    with pytest.raises(ValueError, match=rf"^{section}\({name}=.*\) must be "):
+        config.validate()
+
+
+def test_the_same_for_reinforce_sc():
+    for name, value in {"tail_floor": 1.0, "head_top_k": 4.0, "score_centering": 1, "entropy_coefficient": NAN}.items():
+        with pytest.raises(ValueError, match=rf"^training\({name}=.*\) must be "):
+            base(ReinforceSCConfig).training(**{name: value}).validate()
+
+
+def test_numbers_of_numpy_become_pythons():
+    config = base().training(
+        group_size=np.int64(8), prompts_per_iteration=np.int64(8), lr=np.float64(1e-3), adam_betas=np.array([0.5, 0.75])
+    )
+    config.environment(env_config={"digits": np.int64(2)})
+    config.sampling(temperature=np.float32(0.5), record_routes=np.bool_(True), stop_token_ids=[np.int32(5)])
+    config.evaluation(
+        evaluation_duration=np.int64(8),
+        evaluation_config={"max_response_tokens": np.int64(3), "env_config": {"digits": np.int64(1)}},
+    )
+    config.validate()
+    found = {
+        "group_size": 8,
+        "prompts_per_iteration": 8,
+        "lr": 1e-3,
+        "temperature": 0.5,
+        "record_routes": True,
+        "evaluation_duration": 8,
+    }
+    for name, value in found.items():
+        assert getattr(config, name) == value
+        assert type(getattr(config, name)) is type(value), name
+    assert [type(item) for item in config.stop_token_ids] == [int]
+    assert type(config.env_config["digits"]) is int
+    evaluation = config.get_evaluation_config_object()
+    evaluation.validate()
+    assert (evaluation.max_response_tokens, type(evaluation.max_response_tokens)) == (3, int)
+    assert type(evaluation.env_config["digits"]) is int
+    assert evaluation.sampling_settings().max_response_tokens == 3
+
+
+def test_values_of_an_evaluation_are_checked_too():
+    for name, value in {"temperature": INF, "max_response_tokens": 8.5, "top_p": 2.0, "seed": 1.5}.items():
+        config = base().evaluation(evaluation_config={name: value})
+        with pytest.raises(ValueError, match=rf"^evaluation\(evaluation_config={{'{name}': .*}}\) must be "):
+            config.validate()
+
+
+@pytest.mark.parametrize("config", [GRPOConfig, ReinforceSCConfig])
+def test_every_declared_default_is_what_a_new_config_has_and_is_valid(config):
+    new = config()
+    for name, option in config.declared_options().items():
+        assert getattr(new, name) == option.default, name
+        option.checked(option.default)
+        # Two configs share no value that can be changed.
+        if isinstance(option.default, dict | list):
+            assert getattr(new, name) is not option.default
+
+
+def test_grids_may_stand_anywhere_until_the_config_is_validated():
+    from ray import tune
+
+    config = base().training(lr=tune.grid_search([1e-3, 1e-4]), group_size=tune.grid_search([2, 4]))
+    config.env_runners(num_env_runners=tune.grid_search([1, 2]))
+    config.language_model(tune.grid_search(["rlhf_algos/tiny-moe"])).debugging(seed=tune.grid_search([0, 1]))
+    space = config.to_dict()
+    assert space["lr"] == {"grid_search": [1e-3, 1e-4]}
+    trial = space | {"lr": 1e-3, "group_size": 2, "num_env_runners": 2, "seed": 1}
+    trial["language_model_path"] = "rlhf_algos/tiny-moe"
+    GRPOConfig().update_from_dict(trial).validate()
+    with pytest.raises(ValueError, match=r"training\(group_size={'grid_search': \[2, 4\]}\) must be a whole number"):
+        GRPOConfig().update_from_dict(trial | {"group_size": space["group_size"]}).validate()
