@@ -20,7 +20,7 @@ TRL_STAMP = $(TRL_VENV)/.installed
 LOCKS = requirements/cpu.txt requirements/dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor demo test lint style types learning benchmarks benchmark-trl lock clean
+.PHONY: help setup doctor demo test lint style types learning architectures benchmarks benchmark-trl lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
@@ -62,6 +62,9 @@ types: $(STAMP)
 
 learning: $(STAMP) ## the slow tests: runs that must learn
 	$(BIN)/pytest -m learning $(PYTEST_ARGS)
+
+architectures: $(STAMP) ## every supported architecture, head and vocabulary, trained and saved
+	$(BIN)/python benchmarks/architectures.py --json docs/data/architectures.json
 
 benchmarks: $(STAMP) $(TRL_STAMP) ## speed, side by side with the alternative
 	$(BIN)/python benchmarks/recording_cost.py --json docs/data/recording_cost.json

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.envs import PromptEnv
+from rlhf_algos.local_ray import start_ray
 from rlhf_algos.models import resolve_model
 
 PROMPTS, GROUP_SIZE, RESPONSE_TOKENS = 8, 8, 32
@@ -157,9 +158,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
-    ray.init(
-        num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1"
-    )
+    start_ray(num_cpus=4, log_to_driver=False, logging_level="error")
     with tempfile.TemporaryDirectory() as folder:
         model = endless_model(Path(folder) / "model")
         algorithm = build(model, arguments)

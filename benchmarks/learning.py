@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.local_ray import start_ray
 
 CONFIGS = {"grpo": GRPOConfig, "reinforce_sc": ReinforceSCConfig}
 LEAST_RISE = 0.15
@@ -97,7 +98,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    start_ray(log_to_driver=False, logging_level="error")
     try:
         runs = [
             run_seed(arguments.algorithm, seed, arguments.iterations, arguments.evaluate_every)

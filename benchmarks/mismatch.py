@@ -27,6 +27,7 @@ from rich.progress import track
 
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSC, ReinforceSCConfig
+from rlhf_algos.local_ray import start_ray
 
 CORRECTORS = ("none", "is", "tis", "icepop")
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
     missing = [cell for cell in cells if cell not in done]
     if not missing:
         return
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    start_ray(log_to_driver=False, logging_level="error")
     algorithm = make_config(missing[0], arguments).build_algo()
     file.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -23,6 +23,7 @@ from rlhf_algos.algorithms.base.remote import on_learners
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.local_ray import start_ray
 
 MOST_SHARE = 0.10
 VARIANTS = ("no routes", "measured", "replayed")
@@ -49,7 +50,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    start_ray(log_to_driver=False, logging_level="error")
     folder = tempfile.TemporaryDirectory()
     config = addition(GRPOConfig(), iterations=100).sampling(record_routes=True).debugging(save_batches=folder.name)
     algorithm = config.build_algo()

@@ -2,7 +2,7 @@
 
 from rlhf_algos.envs.addition import Addition
 from rlhf_algos.envs.check_env import check_env
-from rlhf_algos.envs.prompt_env import PromptEnv, RewardError
+from rlhf_algos.envs.prompt_env import PromptEnv, RewardError, finite_reward
 from rlhf_algos.envs.registration import EnvCreator, env_creator_for, make_prompt_env, register_bundled
 from rlhf_algos.envs.spaces import Message, Prompt, PromptSpace, UnicodeText
 
@@ -17,6 +17,7 @@ __all__ = [
     "UnicodeText",
     "check_env",
     "env_creator_for",
+    "finite_reward",
     "make_prompt_env",
     "register_bundled",
 ]

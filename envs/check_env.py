@@ -33,12 +33,21 @@ def check_env(env: Env | EnvSource) -> None:
     if not isinstance(env.unwrapped, PromptEnv):
         raise AssertionError(f"{type(env.unwrapped).__name__} is not a PromptEnv.")
     name = env.unwrapped.name
+    check_special_tokens(env)
     check_step_before_reset(env, name)
     gymnasium_check_env(env.unwrapped, skip_render_check=True)
     check_prompts(env, name)
     check_rewards(env, name)
     check_indices(env, name)
     check_splits(env, name)
+
+
+def check_special_tokens(env: Env) -> None:
+    """Check the choices about special tokens, which a constructor of its own may not have passed on."""
+    try:
+        cast("PromptEnv", env.unwrapped).check_special_tokens()
+    except ValueError as error:
+        raise AssertionError(str(error)) from None
 
 
 def check_step_before_reset(env: Env, name: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import numbers
+import reprlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,11 +15,34 @@ from rlhf_algos.envs.spaces import Prompt, PromptSpace, UnicodeText
 from rlhf_algos.envs.splits import check_split, split_of
 
 MAX_DRAWS = 1000
+SPECIAL_TOKEN_CHOICES = {
+    "control_tokens_in_prompt": ("text", "tokens"),
+    "special_tokens_in_response": ("show", "hide"),
+}
 INDEX_STREAM = 0x1D  # keeps the generator of problem i apart from the one that seed i would give
 
 
 class RewardError(RuntimeError):
     """A response could not be scored: the reward function raised, or returned something that is no number."""
+
+
+def finite_reward(value: object, name: str, where: str) -> float:
+    """Return a reward as a float, whoever made it.
+
+    Args:
+        value: What a reward function, a `step` or a wrapper returned.
+        name: Of the environment, for the error.
+        where: The prompt, the response or the sample, for the error.
+
+    Raises:
+        RewardError: It is not a finite number (text, None, an array, NaN, infinite, too large for a float).
+    """
+    try:
+        if isinstance(value, numbers.Real | np.bool_) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        pass
+    raise RewardError(f"{name}: the reward is {reprlib.repr(value)}, it must be a finite number ({where}).")
 
 
 class PromptEnv(gymnasium.Env[Prompt, str]):
@@ -47,6 +71,9 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
     A conversation of several turns overrides `step`: it returns what the model reads next after its own
     response (text, or chat messages to append) and `terminated=False`, and scores with `checked_reward`.
     A subclass with arguments of its own passes the others on: `super().__init__(**kwargs)`.
+
+    Two choices about special tokens ("<|user|>", "<eos>") stand as class attributes, and can be given to the
+    constructor too (`env_config={"special_tokens_in_response": "hide"}`); docs/environments.md has examples.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (an instance variable in Gymnasium)
@@ -54,10 +81,27 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
     num_problems: int | None = None
     """How many problems `reset(options={"index": i})` counts, None if there is no end."""
     split: str = "train"
+    control_tokens_in_prompt: str = "text"
+    """What becomes of control tokens that stand in a prompt's own text: "text" keeps their characters, so that no
+    text can end a turn or begin another; "tokens" makes control tokens of them, for a template written by hand."""
+    special_tokens_in_response: str = "show"
+    """What the reward sees of special tokens other than the one that ended the response: "show" writes their text
+    ("1<|user|>2"), "hide" leaves them out ("12")."""
     _prompt: Prompt | None = None
 
-    def __init__(self, *, split: str = "train") -> None:
+    def __init__(
+        self,
+        *,
+        split: str = "train",
+        control_tokens_in_prompt: str | None = None,
+        special_tokens_in_response: str | None = None,
+    ) -> None:
         self.split = check_split(split)
+        if control_tokens_in_prompt is not None:
+            self.control_tokens_in_prompt = control_tokens_in_prompt
+        if special_tokens_in_response is not None:
+            self.special_tokens_in_response = special_tokens_in_response
+        self.check_special_tokens()
         self.observation_space = PromptSpace()
         self.action_space = UnicodeText()
 
@@ -158,9 +202,18 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
             raise RewardError(
                 f"{self.name}: the reward function raised {type(error).__name__}: {error} ({where})."
             ) from error
-        if not isinstance(value, numbers.Real | np.bool_) or not math.isfinite(value):
-            raise RewardError(f"{self.name}: the reward is {value!r}, it must be a finite number ({where}).")
-        return float(value)
+        return finite_reward(value, self.name, where)
+
+    def check_special_tokens(self) -> None:
+        """Check the two choices about special tokens.
+
+        Raises:
+            ValueError: One has a value that means nothing; names it and what it can be.
+        """
+        for option, choices in SPECIAL_TOKEN_CHOICES.items():
+            value = getattr(self, option)
+            if value not in choices:
+                raise ValueError(f"{self.name}: {option}={value!r} must be {choices[0]!r} or {choices[1]!r}.")
 
     @property
     def name(self) -> str:

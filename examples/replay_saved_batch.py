@@ -10,6 +10,7 @@ one.
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import ray
@@ -18,6 +19,7 @@ from rlhf_algos.algorithms.compare import all_settings, compare_settings
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.local_ray import start_ray
 
 
 def save_one_batch(folder: Path, prompts: int) -> Path:
@@ -28,7 +30,7 @@ def save_one_batch(folder: Path, prompts: int) -> Path:
         .mismatch_injection(rounding_bits=3)
         .debugging(save_batches=str(folder))
     )
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    start_ray(log_to_driver=False, logging_level="error")
     algorithm = config.build_algo()
     try:
         algorithm.train()
@@ -41,7 +43,7 @@ def save_one_batch(folder: Path, prompts: int) -> Path:
 def main() -> None:
     """Saves and compares."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("runs/batches"))
+    parser.add_argument("--folder", type=Path, default=Path(time.strftime("runs/batches-%Y%m%d-%H%M%S")))
     parser.add_argument("--prompts", type=int, default=32, help="groups of 8 answers")
     arguments = parser.parse_args()
     file = save_one_batch(arguments.folder, arguments.prompts)
@@ -49,10 +51,10 @@ def main() -> None:
     print(f"{file}: {batch.num_samples} answers, {batch.num_trained_tokens} tokens\n")
     print(f"{'setting':32s} {'cosine':>8s} {'norm ratio':>10s} {'clipped':>8s} {'k3 KL':>9s}")
     for row in compare_settings(batch, all_settings(router_replays=("none", "r3"))):
-        print(
-            f"{row['setting']:32s} {row['cosine']:8.4f} {row['norm_ratio']:10.4f} "
-            f"{row['tis_clipfrac']:8.4f} {row['mismatch_kl']:9.5f}"
-        )
+        # No weight is changed without a corrector.
+        clipped = f"{row['tis_clipfrac']:.4f}" if "tis_clipfrac" in row else "-"
+        numbers = f"{row['cosine']:8.4f} {row['norm_ratio']:10.4f} {clipped:>8s} {row['mismatch_kl']:9.5f}"
+        print(f"{row['setting']:32s} {numbers}")
 
 
 if __name__ == "__main__":

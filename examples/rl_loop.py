@@ -29,18 +29,18 @@ class Samples:
     attention_mask: torch.Tensor  # [B, N] True on prompt and response
     loss_mask: torch.Tensor  # [B, N-1] True where the *next* token is a sampled one
     rollout_logprobs: torch.Tensor  # [B, N-1] log q of the next token
-    rewards: torch.Tensor  # [B]
+    rewards: torch.Tensor  # [B] float64
 
 
 # ---- 1. rewards to advantages -------------------------------------------------------------------------------------
 
 
 def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """[B] -> [B]: distance from the group's mean over the group's (population) standard deviation."""
-    groups = rewards.view(-1, group_size)  # [prompts, G]
+    """[B] -> [B]: distance from the group's mean over the group's (population) standard deviation, in float64."""
+    groups = rewards.double().view(-1, group_size)  # [prompts, G]
     mean = groups.mean(dim=1, keepdim=True)
     std = groups.std(dim=1, keepdim=True, correction=0)
-    return ((groups - mean) / (std + 1e-6)).flatten()
+    return ((groups - mean) / (std + 1e-6)).flatten().float()
 
 
 # ---- 2. log-probabilities under the trainer ------------------------------------------------------------------------
@@ -114,7 +114,8 @@ def sample(
             break
 
     responses = [row[length:] for row, length in zip(rows, prompt_lengths, strict=True)]
-    texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
+    # Without the token that ended it; any other special token is shown, so that the reward can see it.
+    texts = [tokenizer.decode(row[:-1] if row[-1] == end else row) for row in responses]
     rewards = [env.step(text)[1] for env, text in zip(environments, texts, strict=True)]
 
     token_ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], True, pad)  # [B, N]
@@ -125,7 +126,7 @@ def sample(
     loss_mask = (attention_mask & (place >= starts[:, None]))[:, 1:]
     rollout_logprobs = torch.zeros(loss_mask.shape)
     rollout_logprobs[loss_mask] = torch.tensor([value for row in logq for value in row])
-    return Samples(token_ids, attention_mask, loss_mask, rollout_logprobs, torch.tensor(rewards))
+    return Samples(token_ids, attention_mask, loss_mask, rollout_logprobs, torch.tensor(rewards, dtype=torch.float64))
 
 
 # ---- 5. the loop ---------------------------------------------------------------------------------------------------

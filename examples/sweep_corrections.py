@@ -16,6 +16,7 @@ from ray import tune
 
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.algorithms.recipes import addition
+from rlhf_algos.local_ray import start_ray
 
 
 def make_config(iterations: int, prompts: int, problems: int) -> GRPOConfig:
@@ -62,8 +63,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/sweep_corrections"))
     arguments = parser.parse_args()
 
-    # The loopback address: nothing listens beyond this machine.
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1")
+    start_ray(log_to_driver=False, logging_level="error")
     config = make_config(arguments.iterations, arguments.prompts, arguments.problems)
     for result in run(config, arguments.iterations, arguments.folder):
         chosen = f"{result.config['corrector']!s:32} {result.config['router_replay']:5}"
@@ -75,7 +75,8 @@ def main() -> None:
             chosen,
             f"held-out {result.metrics['evaluation']['env_runners']['episode_return_mean']:.3f}",
             f"mismatch {learner['train_rollout_logprob_abs_diff']:.4f}",
-            f"clipped {learner['tis_clipfrac']:.3f}",
+            # Without a corrector no weight is changed.
+            f"clipped {learner['tis_clipfrac']:.3f}" if "tis_clipfrac" in learner else "not corrected",
             f"routes that differ {learner['route_mismatch']:.4f}",
         )
     ray.shutdown()

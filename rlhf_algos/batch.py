@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 FORMAT = "rlhf_algos.RolloutBatch"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 #: Why a response ended: at an end-of-sequence token or stop string (terminated), or at a length limit (truncated).
 FINISH_STOP, FINISH_LENGTH = 0, 1
@@ -38,7 +38,7 @@ _LAYOUT: dict[str, tuple[Any, str]] = {
     "group_ids": (np.int64, "B"),
     "prompt_lengths": (np.int64, "B"),
     "response_lengths": (np.int64, "B"),
-    "rewards": (np.float32, "B"),
+    "rewards": (np.float64, "B"),
     "finish_reasons": (np.uint8, "B"),
     "prompt_ids": (np.int64, "P"),
     "response_ids": (np.int64, "T"),
@@ -63,7 +63,7 @@ class RolloutBatch:
         sample_ids: `[B]` int64, unique within a run.
         group_ids: `[B]` int64; the members of a group answer the same prompt. Position means nothing.
         prompt_lengths, response_lengths: `[B]` int64, in tokens; a response may be empty.
-        rewards: `[B]` float32, the sum of the episode's rewards.
+        rewards: `[B]` float64, the number that the environment returned; NaN for a response without one.
         finish_reasons: `[B]` uint8, `FINISH_STOP` or `FINISH_LENGTH`.
         prompt_ids: `[P]` int64.
         response_ids: `[T]` int64, exactly the ids that were sampled, never re-encoded text.
@@ -220,8 +220,13 @@ class RolloutBatch:
                 digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def save(self, path: str | Path) -> Path:
-        """Writes one safetensors file with settings (as JSON) and content hash in its header; returns its path."""
+    def save(self, path: str | Path, *, origin: Mapping[str, Any] | None = None) -> Path:
+        """Writes one safetensors file with settings (as JSON) and content hash in its header; returns its path.
+
+        Args:
+            path: of the file.
+            origin: JSON-able facts about who wrote it, for `read_header`; no part of the content and its hash.
+        """
         path = Path(path)
         arrays = {name: getattr(self, name) for name in _LAYOUT if getattr(self, name) is not None}
         header = {
@@ -230,6 +235,8 @@ class RolloutBatch:
             "settings": json.dumps(dict(self.settings), sort_keys=True),
             "content_hash": self.content_hash,
         }
+        if origin is not None:
+            header["origin"] = json.dumps(dict(origin), sort_keys=True)
         # Written beside and renamed, so that a file under its final name is always whole.
         partial = path.with_name(path.name + ".partial")
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, metadata=header)
@@ -245,31 +252,74 @@ class RolloutBatch:
                 what was saved.
         """
         path = Path(path)
+        header = read_header(path)
         try:
             with safe_open(str(path), framework="numpy") as file:
-                header = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise
         except Exception as error:
-            raise ValueError(f"{path} is not a readable safetensors file (truncated?): {error}") from error
-        if header.get("format") != FORMAT:
-            raise ValueError(f"{path} is a safetensors file but not a RolloutBatch (its header says {header}).")
-        if header["format_version"] != str(FORMAT_VERSION):
-            raise ValueError(
-                f"{path} has format version {header['format_version']}, this library reads version {FORMAT_VERSION}; "
-                "use the version of rlhf-algos that wrote it, or sample the batch again."
-            )
+            raise _unreadable(path, error) from error
         unknown = set(arrays) - set(_LAYOUT)
         if unknown:
             raise ValueError(f"{path} has unknown fields {sorted(unknown)}.")
         required = {f.name for f in fields(RolloutBatch) if f.name in _LAYOUT and f.default is not None}
         if required - set(arrays):
             raise ValueError(f"{path} lacks the fields {sorted(required - set(arrays))}.")
-        batch = RolloutBatch(**arrays, settings=json.loads(header["settings"]))
-        if batch.content_hash != header.get("content_hash"):
+        batch = RolloutBatch(**arrays, settings=header.settings)
+        if batch.content_hash != header.content_hash:
             raise ValueError(f"{path} was changed after it was saved: its content does not match its header's hash.")
         return batch
+
+
+@dataclass(frozen=True)
+class BatchHeader:
+    """What a saved batch says about itself before its arrays are read.
+
+    Attributes:
+        settings: of the batch.
+        content_hash: of the batch that was saved.
+        origin: as given to `save`; None if nothing was.
+    """
+
+    settings: dict[str, Any]
+    content_hash: str
+    origin: dict[str, Any] | None
+
+
+def read_header(path: str | Path) -> BatchHeader:
+    """Reads what a saved batch says about itself, without its arrays.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is truncated, not a RolloutBatch, of another format version, or its header is incomplete.
+    """
+    path = Path(path)
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            header = file.metadata() or {}
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path} is a safetensors file but not a RolloutBatch (its header says {header}).")
+    version = header.get("format_version")
+    if version != str(FORMAT_VERSION):
+        why = (
+            " (version 2 kept rewards as float32, and no conversion brings their digits back)" if version == "2" else ""
+        )
+        raise ValueError(
+            f"{path} has format version {version}, this library reads version {FORMAT_VERSION}{why}; "
+            "use the version of rlhf-algos that wrote it, or sample the batch again."
+        )
+    try:
+        origin = json.loads(header["origin"]) if "origin" in header else None
+        return BatchHeader(json.loads(header["settings"]), header["content_hash"], origin)
+    except (KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} has an incomplete or damaged header: {error!r}.") from error
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is not a readable safetensors file (truncated?): {error}")
 
 
 def _token_rows(lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:

@@ -19,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
+from rlhf_algos.owned_folders import found_folders, shown_size
+
 GIB = 2**30
 PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(\[[^]]*\])?==(?P<version>[^;\s]+)(.*extra == \"(?P<extra>\w+)\")?")
 ENGINES = ("torch", "transformers", "gymnasium", "ray", "deepspeed", "vllm")
@@ -210,6 +212,25 @@ def check_machine() -> Iterator[Finding]:
     yield threshold("/dev/shm", shm, " GiB free", 0, 1, "in a container: docker run --shm-size=2g")
 
 
+def check_shared_memory(parent: Path = Path("/dev/shm")) -> Iterator[Finding]:
+    """Weights that runs have left in shared memory."""
+    action = {
+        "gone": "the next start of a run removes it",
+        "unknown": "rm -r it, if no run uses it",
+        "another user": "that user's next start removes it, if its run has ended",
+    }
+    folders = found_folders(parent)
+    living = [folder for folder in folders if folder.owner == "living"]
+    shown = f"{len(living)} in use, {shown_size(sum(folder.size for folder in living))}" if living else "none in use"
+    yield Finding("ok", "weights in shared memory", shown)
+    for folder in folders:
+        if folder.owner == "another user":
+            yield Finding("ok", str(folder.path), "another user's, and not readable", action[folder.owner])
+        elif folder.owner != "living":
+            why = "its run was killed" if folder.owner == "gone" else "it names no owner"
+            yield Finding("warning", str(folder.path), f"{shown_size(folder.size)}, {why}", action[folder.owner])
+
+
 def threshold(subject: str, value: float, unit: str, needed: float, wanted: float, action: str) -> Finding:
     """An amount: an error below `needed`, a warning below `wanted`."""
     detail = f"{value:.1f}{unit}" if unit else f"{value:.0f}"
@@ -230,6 +251,7 @@ def all_checks() -> list[Callable[[], Iterator[Finding]]]:
         check_model,
         check_compiler,
         check_machine,
+        check_shared_memory,
     ]
 
 

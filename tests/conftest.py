@@ -11,6 +11,7 @@ os.environ["RAY_DEDUP_LOGS"] = "0"
 
 import pytest
 
+from rlhf_algos.local_ray import start_ray
 from rlhf_algos.models import resolve_model
 
 
@@ -19,12 +20,10 @@ def ray_session():
     """A Ray whose CPUs are tokens: the tests' processes take turns on the real cores."""
     import ray
 
-    ray.init(
+    start_ray(
         num_cpus=8,
-        include_dashboard=False,
         log_to_driver=False,
         logging_level="error",
-        _node_ip_address="127.0.0.1",
         # Workers unpickle functions that the tests define.
         runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 import numpy as np
 import torch
@@ -10,9 +11,29 @@ import torch
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.objectives import group_advantages
 
+logger = logging.getLogger(__name__)
 
-def with_advantages(batch: RolloutBatch, *, normalize_std: bool) -> RolloutBatch:
-    """The batch with the advantages of MATH 2.1 or 2.2; 0 for a response that can't be compared with any other."""
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def with_advantages(batch: RolloutBatch, *, normalize_std: bool, unscorable: str = "stop") -> RolloutBatch:
+    """The batch with the advantages of MATH 2.1 or 2.2; 0 for a response that can't be compared with any other.
+
+    They are computed in float64 from the rewards as the environment returned them, and kept as float32. Only
+    undivided advantages can be too large for that.
+
+    Args:
+        batch: sampled responses.
+        normalize_std: divide by the group's standard deviation.
+        unscorable: what happens to a group whose rewards lie further apart than float32 can hold, if they are not
+            divided: "stop" is an error; with "leave_out" its responses count as unscorable (reward NaN, not trained
+            on).
+
+    Raises:
+        ValueError: on such a group; names it and its rewards.
+    """
+    if not normalize_std:
+        batch = _without_too_large(batch, unscorable)
     comparable = scored_with_others(batch)
     advantages = np.zeros(batch.num_samples, np.float32)
     if comparable.any():
@@ -22,6 +43,36 @@ def with_advantages(batch: RolloutBatch, *, normalize_std: bool) -> RolloutBatch
             normalize_std=normalize_std,
         ).numpy()
     return dataclasses.replace(batch, advantages=advantages)
+
+
+def _without_too_large(batch: RolloutBatch, unscorable: str) -> RolloutBatch:
+    """The batch with those groups as if nobody could have scored them, whose advantages float32 can't hold."""
+    groups, of_sample = np.unique(batch.group_ids, return_inverse=True)
+    highest, lowest = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
+    scored = np.isfinite(batch.rewards)
+    np.maximum.at(highest, of_sample[scored], batch.rewards[scored])
+    np.minimum.at(lowest, of_sample[scored], batch.rewards[scored])
+    with np.errstate(over="ignore"):
+        too_large = highest - lowest > _LARGEST
+    if not too_large.any():
+        return batch
+    first = groups[too_large][0]
+    if unscorable == "stop":
+        raise ValueError(
+            f"The rewards of group {first} lie further apart than float32 can hold: "
+            f"{batch.rewards[batch.group_ids == first].tolist()}. Scale the reward down, divide by the group's "
+            "standard deviation (training(normalize_std=True)), or leave such groups out "
+            "(training(unscorable_responses='leave_out'))."
+        )
+    logger.warning(
+        "The rewards of groups %s lie further apart than float32 can hold; left out.", groups[too_large].tolist()
+    )
+    left_out = too_large[of_sample]
+    return dataclasses.replace(
+        batch,
+        rewards=np.where(left_out, np.nan, batch.rewards),
+        loss_mask=batch.loss_mask & ~np.repeat(left_out, batch.response_lengths),
+    )
 
 
 def scored_with_others(batch: RolloutBatch) -> np.ndarray:

@@ -5,20 +5,19 @@ sample_groups -> group_advantages -> learners.update_from_rollouts -> publish ->
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import ray
 from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
-    LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     TIMERS,
 )
@@ -27,21 +26,31 @@ from rlhf_algos.algorithms.base import weights
 from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.evaluation import EvaluationOnRolloutActors
-from rlhf_algos.algorithms.base.metrics import rollout_metrics, staleness_metrics
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.metrics import (
+    LEARNER,
+    STALENESS,
+    IterationMetrics,
+    lifetime_counts,
+    rollout_metrics,
+    staleness_metrics,
+    step_counts,
+)
+from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
+from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import bundles_of_trial, check_resources, thread_summary
-from rlhf_algos.algorithms.base.rollouts import Rollouts, sample_groups
-from rlhf_algos.algorithms.base.saved_batches import save_batch
+from rlhf_algos.algorithms.base.rollouts import Actors, Rollouts, sample_groups
+from rlhf_algos.algorithms.base.saved_batches import BatchFolder
 from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
+from rlhf_algos.algorithms.base.side_by_side import learners_starting
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.weight_sync import SharedWeights
 
 logger = logging.getLogger(__name__)
 
 
-class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Algorithm):
+class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, WithoutCheckpoints, Algorithm):
     """Synchronous on-policy training of a language model. Subclasses bring a config and a learner's loss."""
 
     config: LanguageModelAlgorithmConfig
@@ -57,20 +66,30 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
         self._shared_weights = SharedWeights()
+        # An evaluation beside training reads weights while new ones are written.
+        self._publication = threading.Lock()
         try:
             self._started_with(config)
-            super().setup(config)
-            self._publish()
+            with learners_starting(config, self._require_env_runners):
+                super().setup(config)
+            self._publish(0)
         except BaseException:
             self.abandon()
             raise
 
+    def _require_env_runners(self) -> None:
+        """Waits for the actors to be built, and raises what kept one from it."""
+        on_env_runners(self.env_runner_group, lambda runner: None)
+
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         """Counters and configuration of a run at its start."""
+        folder = config.save_batches
+        self._batch_folder = None if folder is None else BatchFolder(folder, seed=config.seed)
         self.config = self._built_config = config
         self._weight_version = 0
         self._next_group = 0
         self._last_batch = None
+        self._step_metrics = IterationMetrics()
         logger.info("Seed %d. Threads: %s.", config.seed, thread_summary(config))
         if config.mismatch_injected().active:
             logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
@@ -102,31 +121,44 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
     # ---- one iteration ------------------------------------------------------------------------------------------
 
     def training_step(self) -> None:
-        """One iteration; results are logged under RLlib's keys."""
+        """One step; results are logged under RLlib's keys. An iteration (`train()`) has one or several steps."""
+        self._step_metrics.start_step(self._iteration)
         with self.metrics.log_time((TIMERS, "sample"), reduce="mean"):
-            rollouts = self._sample() if self.offline_data is None else Rollouts(self.offline_data.next_batch(), 0, 0)
-        self._log_rollouts(rollouts)
-        batch = with_advantages(rollouts.batch, normalize_std=self.config.normalize_std)
-        if self.config.save_batches is not None:
-            save_batch(batch, self.config.save_batches, self._iteration + 1)
+            rollouts = self._next_rollouts()
+        batch = self._with_advantages(rollouts.batch)
+        self._log_rollouts(dataclasses.replace(rollouts, batch=batch))
+        if self._batch_folder is not None:
+            self._batch_folder.save(batch)
         with self.metrics.log_time((TIMERS, "learner_update"), reduce="mean"):
             learner_metrics = self._update(batch)
-        self.metrics.log_dict(learner_metrics, key=(LEARNER_RESULTS, DEFAULT_MODULE_ID), reduce="mean")
+        self._step_metrics.log(self.metrics, LEARNER, learner_metrics, step_counts(batch, learner_metrics))
         if learner_metrics["num_optimizer_steps"]:
-            self._weight_version += 1
             with self.metrics.log_time((TIMERS, "weight_sync"), reduce="mean"):
-                self._publish()
+                self._publish(self._weight_version + 1)
+
+    def _next_rollouts(self) -> Rollouts:
+        if self.offline_data is None:
+            return self._sample()
+        return Rollouts(self.offline_data.next_batch(weight_version=self._weight_version), 0, 0)
+
+    def _with_advantages(self, rollouts: RolloutBatch) -> RolloutBatch:
+        batch = with_advantages(
+            rollouts, normalize_std=self.config.normalize_std, unscorable=self.config.unscorable_responses
+        )
+        if self.offline_data is not None:
+            self.offline_data.note_recomputed(rollouts, batch)
+        return batch
 
     def _sample(self) -> Rollouts:
         first = self._next_group
         self._next_group += self.config.prompts_per_iteration
-        return sample_groups(
-            self.env_runner_group,
-            range(first, self._next_group),
-            weight_version=self._sampler_version,
+        actors = Actors(
+            group=self.env_runner_group,
             restore=lambda: self.restore_env_runners(self.env_runner_group),
             patience_s=self.config.env_runner_restore_timeout_s,
+            marks=self._shared_weights.folder / "sampling",
         )
+        return sample_groups(actors, range(first, self._next_group), weight_version=self._sampler_version)
 
     def _update(self, batch: RolloutBatch) -> dict[str, float]:
         steps = self._episodes_sampled()
@@ -154,15 +186,14 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         return int(self.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
 
     def _log_rollouts(self, rollouts: Rollouts) -> None:
-        key, batch = ENV_RUNNER_RESULTS, rollouts.batch
-        self.metrics.log_dict(rollout_metrics(batch), key=key, reduce="mean")
-        self.metrics.log_value((key, NUM_ENV_STEPS_SAMPLED_LIFETIME), batch.num_samples, reduce="lifetime_sum")
-        self.metrics.log_value((key, "num_response_tokens_lifetime"), batch.num_response_tokens, reduce="lifetime_sum")
-        unscorable = int((~np.isfinite(batch.rewards)).sum())
-        self.metrics.log_value((key, "unscorable_responses_lifetime"), unscorable, reduce="lifetime_sum")
-        for name in ("prompts_too_long", "groups_sampled_again"):
-            self.metrics.log_value((key, f"{name}_lifetime"), getattr(rollouts, name), reduce="lifetime_sum")
-        self.metrics.log_dict(staleness_metrics(batch, self._weight_version), key="staleness", reduce="mean")
+        batch, log = rollouts.batch, self._step_metrics.log
+        counts = step_counts(batch, {})
+        log(self.metrics, ENV_RUNNER_RESULTS, rollout_metrics(batch), counts)
+        lifetime = lifetime_counts(
+            batch, prompts_too_long=rollouts.prompts_too_long, groups_sampled_again=rollouts.groups_sampled_again
+        )
+        log(self.metrics, ENV_RUNNER_RESULTS, lifetime, counts)
+        log(self.metrics, STALENESS, staleness_metrics(batch, self._weight_version), counts)
 
     # ---- weights and actors -------------------------------------------------------------------------------------
 
@@ -171,32 +202,44 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Alg
         """Version of the weights that the rollout actors sample with."""
         return self.config.mismatch_injected().sampler_version(self._weight_version)
 
-    def _publish(self) -> None:
-        """The trainer's weights become the newest version, and the actors get the one they are to sample with."""
-        if self.env_runner_group is None:
-            return
-        weights.publish(self.learner_group, self._shared_weights, self._weight_version)
-        self._distribute()
-        self._shared_weights.remove_older(self._sampler_version)
+    def _publish(self, version: int) -> None:
+        """The trainer's weights become `version`, and the actors get the one they are to sample with.
+
+        The version counts once its file is whole: an evaluation beside training may ask for it at any time.
+        """
+        if self.env_runner_group is not None or self.eval_env_runner_group is not None:
+            weights.publish(self.learner_group, self._shared_weights, version)
+        self._weight_version = version
+        if self.env_runner_group is not None:
+            self._distribute()
+        with self._publication:
+            self._shared_weights.remove_older(self._sampler_version)
 
     def _distribute(self, actors: list[int] | None = None) -> None:
         weights.distribute(
             self.env_runner_group,
             self._shared_weights,
             self._sampler_version,
+            seed=self.config.seed,
             actors=actors,
             injection=self.config.mismatch_injected(),
         )
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup | None) -> list[int]:
-        """Brings restarted actors back, with the current weights before they sample anything."""
+        """Brings restarted actors back, with the current configuration and weights before they sample anything.
+
+        Ray restarts an actor with what it was first constructed with, which a later `reset_config` may have replaced.
+        """
         if env_runner_group is None:
             return []
         restored = list(env_runner_group.probe_unhealthy_env_runners())
-        if restored and env_runner_group is self.env_runner_group:
+        if not restored:
+            return []
+        of_training = env_runner_group is self.env_runner_group
+        config = self.config if of_training else self.evaluation_config
+        on_env_runners(env_runner_group, lambda runner: runner.configure(config), actors=restored)
+        if of_training:
             self._distribute(restored)
-        elif restored:
-            weights.distribute(env_runner_group, self._shared_weights, self._weight_version, actors=restored)
         return restored
 
     def save_pretrained(self, path: str | Path) -> Path:

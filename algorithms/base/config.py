@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.util.debug import log_once
 
 from rlhf_algos.algorithms.base import checks
 from rlhf_algos.algorithms.base.declarations import RLLIB_OPTIONS, SHARED_OPTIONS
+from rlhf_algos.algorithms.base.evaluation_settings import check_evaluation_config, complete_evaluation_config
 from rlhf_algos.algorithms.base.options import Option, by_name
 from rlhf_algos.algorithms.base.paths import (
     absolute_deepspeed_paths,
@@ -29,7 +31,8 @@ from rlhf_algos.algorithms.base.resources import (
     threads_per_learner,
 )
 from rlhf_algos.algorithms.base.rllib_options import refuse_unknown_name
-from rlhf_algos.algorithms.base.saved_batches import SavedBatches
+from rlhf_algos.algorithms.base.saved_batches import DECIDING_SETTINGS, SavedBatches
+from rlhf_algos.algorithms.base.side_by_side import started_learners
 from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
@@ -89,15 +92,20 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
     weight_decay: float
     # debugging()
     save_batches: str | None
+    # offline_data()
+    accept_different: Sequence[str]
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class)
         for option in self.declared_options().values():
             setattr(self, option.name, copy.deepcopy(option.default))
         # Where RLlib's defaults don't fit.
-        self.env_creator: EnvCreator | None = None
+        self._training_env_creator: EnvCreator | None = None
+        self._evaluation_env_creator: EnvCreator | None = None
         self.create_local_env_runner = False
         self._dont_auto_sync_env_runner_states = True
+        # Nothing waits for the actors until all, those for evaluation as well, and the learners are starting.
+        self.validate_env_runners_after_construction = False
         self.enable_rl_module_and_learner = True
         self.enable_env_runner_and_connector_v2 = True
 
@@ -312,28 +320,58 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         """Sets RLlib's debugging options, and what is kept of each iteration.
 
         Args:
-            save_batches: folder to which the batch of each iteration is written, with everything needed to train on it
-                again: `offline_data(input_=folder)` does, `rlhf-algos replay` compares corrections on it.
+            save_batches: folder to which the batch of each training step is written, with everything needed to train on
+                it again: `offline_data(input_=folder)` does, `rlhf-algos replay` compares corrections on it. A folder
+                that holds another run's batches is refused.
             kwargs: RLlib's own: `seed`, `log_level`, ...
         """
         super().debugging(**kwargs)
         return self._set(save_batches=in_each_choice(absolute_paths, save_batches))
 
-    def offline_data(self, *, input_: str | Path | Sequence[str | Path] = NotProvided, **kwargs: Any) -> Self:
-        """Trains on saved batches, one per iteration, without starting a rollout actor.
+    def offline_data(
+        self,
+        *,
+        input_: str | Path | Sequence[str | Path] = NotProvided,
+        accept_different: Sequence[str] = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Trains on saved batches, one per training step, without starting a rollout actor.
+
+        Advantages are computed again from the saved rewards, by this configuration's rule.
 
         Args:
             input_: saved batches, or folders of them, in the order of training.
+            accept_different: settings in which batches may differ from this configuration ("model", "temperature",
+                "top_p", "top_k"); a difference in any other of these four is an error, because it decides log p.
             kwargs: none of RLlib's other options has a meaning here.
         """
         if kwargs:
-            raise ValueError(f"offline_data({', '.join(kwargs)}): only input_ has a meaning for saved batches.")
+            raise ValueError(
+                f"offline_data({', '.join(kwargs)}): only input_ and accept_different have a meaning for saved batches."
+            )
         self.num_env_runners = 0
         self.offline_data_class = SavedBatches
         # Spaces that RLlib otherwise asks of a rollout actor.
         self.observation_space, self.action_space = PromptSpace(), UnicodeText()
         self._is_online = False
-        return self._set(input_=in_each_choice(absolute_paths, input_))
+        if accept_different is not NotProvided:
+            unknown = sorted(set(accept_different) - set(DECIDING_SETTINGS))
+            if unknown or isinstance(accept_different, str):
+                raise ValueError(
+                    f"offline_data(accept_different={accept_different!r}) must be a list of some of "
+                    f"{', '.join(DECIDING_SETTINGS)}."
+                )
+        return self._set(input_=in_each_choice(absolute_paths, input_), accept_different=accept_different)
+
+    def environment(self, *args: Any, **kwargs: Any) -> Self:
+        """RLlib's own section: `env` (a Gymnasium id, a `PromptEnv` class or a function) and `env_config`."""
+        self.forget_environments()
+        return super().environment(*args, **kwargs)
+
+    def evaluation(self, *args: Any, **kwargs: Any) -> Self:
+        """RLlib's own section; `evaluation_config` may hold what `EVALUATION_KEYS` lists."""
+        self.forget_environments()
+        return super().evaluation(*args, **kwargs)
 
     def _set(self, **values: Any) -> Self:
         for name, value in values.items():
@@ -403,6 +441,27 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             record_routes=self.records_routes(),
         )
 
+    @property
+    def env_creator(self) -> EnvCreator:
+        """Makes one environment: of evaluation in an evaluation's configuration, else of training.
+
+        `validate` resolves both where they are registered, and the configuration takes them along to the actors.
+        """
+        resolved = self._evaluation_env_creator if self.in_evaluation else self._training_env_creator
+        return resolved or env_creator_for(self.env, self.env_config)
+
+    def forget_environments(self) -> None:
+        """Drops what `validate` resolved, when what it was resolved from changes."""
+        self._training_env_creator = self._evaluation_env_creator = None
+
+    def get_evaluation_config_object(self) -> Self | None:
+        """The configuration of an evaluation: this one with `evaluation_config`; None if this is one already."""
+        evaluation = super().get_evaluation_config_object()
+        if evaluation is not None and self.env is not None:
+            evaluation._evaluation_env_creator = self._evaluation_env_creator
+            complete_evaluation_config(evaluation, self)
+        return evaluation
+
     def records_routes(self) -> bool:
         """Whether rollout actors record the experts: on request, or for a replay of them."""
         return self.record_routes or make_router_replay(self.router_replay).uses_rollout_routes
@@ -435,6 +494,10 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             },
         )
 
+    def build_learner_group(self, **kwargs: Any) -> LearnerGroup:
+        """Starts learners; within an algorithm's `setup` returns those that are starting already."""
+        return started_learners() or super().build_learner_group(**kwargs)
+
     def build_algo(self, *args: Any, **kwargs: Any) -> Any:
         """Starts the algorithm's processes; Ray too, on the loopback address, if none is running or named."""
         start_ray_if_needed()
@@ -455,4 +518,9 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         log_once(f"{getattr(self.algo_class, '__name__', self.algo_class)}_on_new_api_stack")
         super().validate()
         checks.check_config(self)
-        self.env_creator = env_creator_for(self.env, self.env_config)
+        check_evaluation_config(self)
+        if not self.in_evaluation:
+            self.forget_environments()
+            evaluation = cast(Self, self.get_evaluation_config_object())
+            self._training_env_creator = self.env_creator
+            self._evaluation_env_creator = evaluation.env_creator

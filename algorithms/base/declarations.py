@@ -64,6 +64,7 @@ SHARED_OPTIONS = (
     Option("training", "adam_eps", number(at_least=0), 1e-8),
     Option("training", "weight_decay", number(at_least=0), 0.0),
     Option("debugging", "save_batches", optional(text()), None),
+    Option("offline_data", "accept_different", sequence(text()), ()),
 )
 
 #: Of RLlib, with the defaults that fit here.
@@ -71,7 +72,6 @@ RLLIB_OPTIONS = (
     Option("environment", "env_config", mapping(), {}),
     Option("env_runners", "num_env_runners", whole(at_least=0), 1),
     Option("env_runners", "num_gpus_per_env_runner", number(at_least=0), 0),
-    Option("env_runners", "validate_env_runners_after_construction", flag(), True),
     Option("learners", "num_learners", whole(at_least=0), 1),
     Option("learners", "num_gpus_per_learner", number(at_least=0), 0),
     Option(

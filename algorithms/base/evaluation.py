@@ -1,25 +1,31 @@
-"""Evaluation on held-out problems, on the rollout actors or on actors of its own."""
+"""Evaluation on problems that are not trained on, on the rollout actors or on actors of its own."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
 from rlhf_algos.algorithms.base import weights
-from rlhf_algos.algorithms.base.metrics import rollout_metrics
+from rlhf_algos.algorithms.base.evaluation_settings import is_held_out
+from rlhf_algos.algorithms.base.metrics import evaluation_metrics
 from rlhf_algos.algorithms.base.remote import on_env_runners
-from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.algorithms.base.rollouts import Actors, Played, in_order, play_all
+from rlhf_algos.rollout.mismatch_injection import NO_INJECTION, MismatchInjection
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class EvaluationOnRolloutActors(Algorithm):
-    """`evaluate()` without a second set of engines.
+    """`evaluate()` on either kind of actors, along one path.
 
-    With `evaluation(evaluation_num_env_runners=0)`, the default, the rollout actors play the first
-    `evaluation_duration` problems of the evaluation environment, each once sampled and once greedily; with more,
-    RLlib's own evaluation actors do.
+    With `evaluation(evaluation_num_env_runners=0)`, the default, the rollout actors play the evaluation, so no second
+    set of engines is started; with more, actors of its own do. Problem i is the same one whoever plays it, and each of
+    the first `evaluation_duration` is answered once by sampling and once greedily.
     """
 
     @classmethod
@@ -27,20 +33,19 @@ class EvaluationOnRolloutActors(Algorithm):
         """Only on request: by default RLlib would start a second engine in the driver."""
         return eval_config.evaluation_num_env_runners > 0
 
-    def _before_evaluate(self) -> None:
-        """Gives evaluation actors the current weights; RLlib's own way would send them through the driver."""
-        if self.eval_env_runner_group is not None:
-            weights.distribute(self.eval_env_runner_group, self._shared_weights, self._weight_version)
-
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Plays the evaluation problems with the current weights.
 
+        Args:
+            parallel_train_future: RLlib's; an evaluation beside training takes as long as its problems take.
+
         Returns:
             `{"env_runners": {"episode_return_mean": ..., "greedy_return_mean": ..., ...}}`, of the trainer's policy.
+
+        Raises:
+            ValueError: if there is no engine, or there are fewer problems than `evaluation_duration`.
         """
-        if self.eval_env_runner_group is not None:
-            return super().evaluate(parallel_train_future)
-        if self.env_runner_group is None:
+        if self._evaluating_group() is None:
             raise ValueError(
                 "evaluate() has no engine: offline_data(input_=...) starts no rollout actor. Set "
                 "evaluation(evaluation_num_env_runners=1)."
@@ -60,40 +65,93 @@ class EvaluationOnRolloutActors(Algorithm):
         )
         return evaluation
 
-    def _evaluation_results(self) -> dict[str, float]:
+    def _evaluating_group(self) -> EnvRunnerGroup | None:
+        return self.eval_env_runner_group or self.env_runner_group
+
+    def _evaluation_results(self) -> dict[str, Any]:
         """Of the trainer's policy; with an injected mismatch also those of the sampler's, as `sampler_*`."""
-        if not self.config.mismatch_injected().active:
-            return self._play_both_ways()
-        sampler = self._play_both_ways()
-        weights.distribute(self.env_runner_group, self._shared_weights, self._weight_version)
+        injection = self.config.mismatch_injected()
+        plays_training = self.eval_env_runner_group is None
+        if not injection.active:
+            if not plays_training:
+                self._load_for_evaluation(self._weight_version, NO_INJECTION)
+            return self._play_both_ways(self._weight_version, NO_INJECTION)
+        # Rollout actors have the sampler's weights already.
+        if not plays_training:
+            self._load_for_evaluation(self._sampler_version, injection)
+        sampler = self._play_both_ways(self._sampler_version, injection)
+        self._load_for_evaluation(self._weight_version, NO_INJECTION)
         try:
-            results = self._play_both_ways()
+            results = self._play_both_ways(self._weight_version, NO_INJECTION)
         finally:
-            self._distribute()
+            if plays_training:
+                self._distribute()
         names = ("episode_return_mean", "greedy_return_mean")
         return results | {f"sampler_{name}": sampler[name] for name in names if name in sampler}
 
-    def _play_both_ways(self) -> dict[str, float]:
-        results = rollout_metrics(self._play_evaluation(greedy=False))
-        if self.config.greedy_evaluation:
-            results["greedy_return_mean"] = rollout_metrics(self._play_evaluation(greedy=True))["episode_return_mean"]
-        return results
-
-    def _play_evaluation(self, *, greedy: bool) -> RolloutBatch:
-        actors = self.env_runner_group.healthy_env_runner_ids()
-        if not actors:
-            self.restore_env_runners(self.env_runner_group)
-            actors = self.env_runner_group.healthy_env_runner_ids()
-        problems = range(self.config.evaluation_duration)
-        results = on_env_runners(
-            self.env_runner_group,
-            lambda runner, indices: runner.sample_evaluation(indices, greedy=greedy),
-            actors=actors,
-            kwargs_by_actor={actor: {"indices": problems[place :: len(actors)]} for place, actor in enumerate(actors)},
-        )
-        if len(results) < len(actors):
-            raise RuntimeError(
-                f"{len(actors) - len(results)} of {len(actors)} rollout actors died during the evaluation, so its "
-                "problems are not complete; call evaluate() again."
+    def _load_for_evaluation(self, version: int, injection: MismatchInjection, actors: list[int] | None = None) -> None:
+        """Has the evaluating actors load a version; no publication removes its file meanwhile."""
+        with self._publication:
+            weights.distribute(
+                self._evaluating_group(),
+                self._shared_weights,
+                version,
+                seed=self.config.seed,
+                actors=actors,
+                injection=injection,
             )
-        return RolloutBatch.concatenate(results.values())
+
+    def _play_both_ways(self, version: int, injection: MismatchInjection) -> dict[str, Any]:
+        results = self._play_evaluation(version, injection, greedy=False)
+        if self.config.greedy_evaluation:
+            greedy = self._play_evaluation(version, injection, greedy=True)
+            results["greedy_return_mean"] = greedy["episode_return_mean"]
+        return results | {"weight_version": version}
+
+    def _play_evaluation(self, version: int, injection: MismatchInjection, *, greedy: bool) -> dict[str, Any]:
+        """Statistics of all problems, each played once, and again at most once if its actor died."""
+
+        def play(runner: Any, ids: list[int], mark: Path | None) -> Played:
+            return runner.sample_evaluation(ids, greedy=greedy, weight_version=version, mark=mark)
+
+        problems = range(self.config.evaluation_duration)
+        actors = self._evaluating_actors(version, injection)
+        batches, too_long, _ = play_all(actors, problems, play, what="evaluation problem")
+        if not batches:
+            raise ValueError(
+                f"None of the {len(problems)} evaluation prompts fits into the model's context; raise "
+                "vllm(max_model_len=...) or shorten the prompts."
+            )
+        batch = in_order(batches, problems)
+        split = batch.settings["split"]
+        return evaluation_metrics(batch, prompts_too_long=len(too_long)) | {
+            "split": split,
+            "held_out": float(is_held_out(split, self._training_split())),
+        }
+
+    def _evaluating_actors(self, version: int, injection: MismatchInjection) -> Actors:
+        group = self._evaluating_group()
+
+        def restore() -> None:
+            restored = self.restore_env_runners(group)
+            if restored:
+                # The weights that are being evaluated need not be those that training goes on with.
+                self._load_for_evaluation(version, injection, restored)
+
+        return Actors(
+            group=group,
+            restore=restore,
+            patience_s=self.config.env_runner_restore_timeout_s,
+            marks=self._shared_weights.folder / "evaluating",
+        )
+
+    def _training_split(self) -> str:
+        """The split that is trained on, as the training environment itself says."""
+        if self.env_runner_group is None:
+            return str(self.config.env_config.get("split", "train"))
+        splits = on_env_runners(
+            self.env_runner_group,
+            lambda runner: runner.split,
+            actors=self.env_runner_group.healthy_env_runner_ids()[:1],
+        )
+        return next(iter(splits.values()), "train")

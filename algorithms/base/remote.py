@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from ray import cloudpickle
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
@@ -39,6 +41,22 @@ def on_learners(learner_group: LearnerGroup, function: Callable[[Any], Result]) 
     return [results[rank] for rank in sorted(results)]
 
 
+def sendable(error: BaseException) -> Exception:
+    """The error, or one of the same text if it can't be sent to another process or would end the receiving one.
+
+    Ray reports an error that does not survive pickling as a failure of its own, and RLlib takes that for a dead actor.
+    """
+    if isinstance(error, Exception):
+        try:
+            cloudpickle.loads(cloudpickle.dumps(error))
+        except Exception:
+            pass
+        else:
+            return error
+    text = "".join(traceback.format_exception(error))
+    return RuntimeError(f"{type(error).__name__}: {error}\n{text}")
+
+
 def on_env_runners(
     group: EnvRunnerGroup,
     function: Callable[..., Result],
@@ -68,8 +86,8 @@ def on_env_runners(
         try:
             runner.require_constructed()
             return actor, function(runner, **arguments), None
-        except Exception as error:
-            return actor, None, error
+        except (Exception, SystemExit) as error:
+            return actor, None, sendable(error)
 
     arguments = kwargs_by_actor or {}
     outcomes = group.foreach_env_runner(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.seeds import with_seed
+from rlhf_algos.envs import PromptSpace, UnicodeText
 
 
 class ResettableAlgorithm(Algorithm):
@@ -59,19 +61,26 @@ class ResettableAlgorithm(Algorithm):
             return True
         self._started_with(config)
         self.callbacks = [cls() for cls in force_list(config.callbacks_class)]
-        self.evaluation_config = config.get_evaluation_config_object()
-        self.evaluation_config.validate()
-        self.evaluation_config.freeze()
-        on_env_runners(self.env_runner_group, lambda runner: runner.configure(config))
-        spec = config.get_multi_rl_module_spec(spaces=self.env_runner_group.get_spaces(), inference_only=False)
+        evaluation_config = cast(LanguageModelAlgorithmConfig, config.get_evaluation_config_object())
+        evaluation_config.validate()
+        evaluation_config.freeze()
+        self.evaluation_config = evaluation_config
+        if config.offline_data_class is not None and not config.is_online:
+            self.offline_data = config.offline_data_class(config)
+        if self.env_runner_group is not None:
+            on_env_runners(self.env_runner_group, lambda runner: runner.configure(config))
+        if self.eval_env_runner_group is not None:
+            on_env_runners(self.eval_env_runner_group, lambda runner: runner.configure(evaluation_config))
+        spaces = {DEFAULT_MODULE_ID: (PromptSpace(), UnicodeText())}
+        spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=False)
         on_learners(self.learner_group, lambda learner: learner.rebuild(config, spec))
-        self._publish()
+        self._publish(0)
         return True
 
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         raise NotImplementedError
 
-    def _publish(self) -> None:
+    def _publish(self, version: int) -> None:
         raise NotImplementedError
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from rlhf_algos.local_ray import start_ray
+
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 
@@ -122,7 +124,7 @@ def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:
         raise ValueError(
             f"The algorithm's processes need {details}. Lower num_env_runners, num_learners or what each of them asks "
             "for (num_cpus_per_env_runner, num_gpus_per_learner, ...), or use a cluster that has more. CPUs are only "
-            "counted: ray.init(num_cpus=...) says how many processes may share the cores."
+            "counted: start_ray(num_cpus=...) says how many processes may share the cores."
         )
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for bundle in bundles:
@@ -137,4 +139,4 @@ def start_ray_if_needed() -> None:
     Ray starts itself when it is first used, but then on the machine's network address and with a dashboard.
     """
     if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
-        ray.init(include_dashboard=False, _node_ip_address="127.0.0.1")
+        start_ray()

@@ -10,8 +10,8 @@ from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.algorithms.base.resources import start_ray_if_needed
-from rlhf_algos.algorithms.base.rollouts import sample_groups
-from rlhf_algos.algorithms.base.saved_batches import save_batch
+from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
+from rlhf_algos.algorithms.base.saved_batches import BatchFolder
 from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.batch import RolloutBatch
 
@@ -27,12 +27,14 @@ def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Itera
         iterations: how many batches of `prompts_per_iteration` groups.
 
     Raises:
-        ValueError: if the configuration is not valid, or injects a mismatch: that is done to published weights.
+        ValueError: if the configuration is not valid, or injects a mismatch: that is done to published weights; or if
+            the folder for the batches holds another run's.
     """
     config = with_seed(config.copy(copy_frozen=False))
     config.validate()
     if config.mismatch_injected().active:
         raise ValueError("rollout_only samples with the weights on disk; remove mismatch_injection(...).")
+    folder = None if config.save_batches is None else BatchFolder(config.save_batches, seed=config.seed)
     start_ray_if_needed()
     group = EnvRunnerGroup(config=config, local_env_runner=False)
 
@@ -40,20 +42,18 @@ def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Itera
         group.probe_unhealthy_env_runners()
         on_env_runners(group, lambda runner: runner.use_loaded_weights())
 
+    actors = Actors(group, ready, config.env_runner_restore_timeout_s)
     try:
         ready()
         for iteration in range(iterations):
             first = iteration * config.prompts_per_iteration
-            rollouts = sample_groups(
-                group,
-                range(first, first + config.prompts_per_iteration),
-                weight_version=0,
-                restore=ready,
-                patience_s=config.env_runner_restore_timeout_s,
+            groups = range(first, first + config.prompts_per_iteration)
+            rollouts = sample_groups(actors, groups, weight_version=0)
+            batch = with_advantages(
+                rollouts.batch, normalize_std=config.normalize_std, unscorable=config.unscorable_responses
             )
-            batch = with_advantages(rollouts.batch, normalize_std=config.normalize_std)
-            if config.save_batches is not None:
-                save_batch(batch, config.save_batches, iteration + 1)
+            if folder is not None:
+                folder.save(batch)
             yield batch
     finally:
         group.stop()

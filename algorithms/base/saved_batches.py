@@ -2,22 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ray.rllib.offline.offline_data import OfflineData
 
-from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.batch import RolloutBatch, read_header
+from rlhf_algos.models import resolve_model
+
+logger = logging.getLogger(__name__)
 
 _SUFFIX = ".safetensors"
 
+#: Settings that decide log p: a batch sampled with others can't be trained on without being asked for.
+DECIDING_SETTINGS = ("model", "temperature", "top_p", "top_k")
 
-def save_batch(batch: RolloutBatch, folder: str | Path, iteration: int) -> Path:
-    """Writes the batch of an iteration (from 1) as `iteration-000001.safetensors`; makes the folder."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return batch.save(folder / f"iteration-{iteration:06d}{_SUFFIX}")
+
+class BatchFolder:
+    """The folder to which one run writes its batches; no file is ever replaced.
+
+    Every batch is written with the run's identity, so that batches of two runs in one folder are noticed.
+
+    Args:
+        folder: made with the first batch.
+        seed: of the run, for a person to read.
+
+    Raises:
+        ValueError: if batches are already there: they are another run's.
+    """
+
+    def __init__(self, folder: str | Path, *, seed: int | None) -> None:
+        self._folder = Path(folder)
+        self._run = {"run": uuid.uuid4().hex[:12], "seed": seed}
+        self._steps = 0
+        self._refuse_other_runs()
+
+    def save(self, batch: RolloutBatch) -> Path:
+        """Writes the batch of the run's next training step (from 1) as `step-000001.safetensors`.
+
+        Raises:
+            ValueError: if another run wrote into the folder meanwhile.
+        """
+        if self._steps == 0:
+            self._refuse_other_runs()
+        self._steps += 1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"step-{self._steps:06d}{_SUFFIX}"
+        if path.exists():
+            raise self._taken(path)
+        return batch.save(path, origin={**self._run, "training_step": self._steps})
+
+    def _refuse_other_runs(self) -> None:
+        present = sorted(self._folder.glob(f"*{_SUFFIX}"))
+        if present:
+            raise self._taken(present[0])
+
+    def _taken(self, path: Path) -> ValueError:
+        return ValueError(
+            f"debugging(save_batches={str(self._folder)!r}): the folder holds batches of {_run_of(path)} "
+            f"({path.name}). Batches of two runs in one folder could no longer be told apart: name a folder for this "
+            "run alone, or move the old batches away."
+        )
 
 
 def batch_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -25,6 +74,7 @@ def batch_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
     Raises:
         FileNotFoundError: if a path does not exist, or a folder holds no batch.
+        ValueError: if a folder holds batches of several runs. (Named one by one, they can be of any.)
     """
     files: list[Path] = []
     for path in [paths] if isinstance(paths, str | Path) else paths:
@@ -34,15 +84,77 @@ def batch_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
         found = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
         if not found:
             raise FileNotFoundError(f"{path} holds no saved batch (*{_SUFFIX}).")
+        if path.is_dir():
+            _require_one_run(path, found)
         files += found
     return files
 
 
-class SavedBatches(OfflineData):
-    """RLlib's offline data for `offline_data(input_=...)`: one saved batch per iteration.
+def _require_one_run(folder: Path, files: Sequence[Path]) -> None:
+    first_of_run: dict[str, Path] = {}
+    for file in files:
+        first_of_run.setdefault(_run_of(file), file)
+    if len(first_of_run) > 1:
+        runs = ", ".join(f"{file.name} of {run}" for run, file in first_of_run.items())
+        raise ValueError(
+            f"{folder} holds batches of {len(first_of_run)} runs ({runs}). In the order of their names they would be "
+            "trained on as if one run had sampled them: give each run a folder, or name the files one by one."
+        )
 
-    Batches are read when their turn comes. After the last one training ends with an error rather than starting over in
-    silence.
+
+def _run_of(file: Path) -> str:
+    origin = read_header(file).origin
+    return "no run" if origin is None else f"run {origin['run']} (seed {origin['seed']})"
+
+
+def require_same_settings(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], *, accepted: Sequence[str], file: Path
+) -> None:
+    """Raises unless a saved batch was sampled with the settings of this configuration that decide log p.
+
+    A batch that does not say (made by hand) is trusted, with a warning.
+
+    Args:
+        saved: settings of the batch.
+        wanted: those of the configuration, under the same names.
+        accepted: names in which they may differ.
+        file: of the batch.
+
+    Raises:
+        ValueError: names the setting, both values and what to do.
+    """
+    unknown = [name for name in DECIDING_SETTINGS if name not in saved]
+    if unknown:
+        logger.warning("%s does not say with which %s it was sampled; it is taken as it is.", file, ", ".join(unknown))
+    for name in DECIDING_SETTINGS:
+        if name in unknown or name in accepted or _same(name, saved[name], wanted[name]):
+            continue
+        method = "language_model(path)" if name == "model" else f"sampling({name}=...)"
+        raise ValueError(
+            f"{file} was sampled with {name}={saved[name]!r}, and this configuration has {name}={wanted[name]!r}: "
+            "every ratio between trainer and sampler would be between two different distributions. Set "
+            f"{method} to the batch's value, or accept the difference with "
+            f"offline_data(accept_different=[{name!r}])."
+        )
+
+
+def _same(name: str, saved: Any, wanted: Any) -> bool:
+    if name != "model":
+        return bool(saved == wanted)
+    if saved == wanted:
+        return True
+    first, second = (Path(resolve_model(str(model))) for model in (saved, wanted))
+    return first.is_dir() and second.is_dir() and first.samefile(second)
+
+
+class SavedBatches(OfflineData):
+    """RLlib's offline data for `offline_data(input_=...)`: one saved batch per training step.
+
+    The settings of all batches are compared with the configuration's at once; the batches are read when their turn
+    comes. After the last one training ends with an error rather than starting over in silence.
+
+    Raises:
+        ValueError: if a folder holds batches of several runs, or a batch was sampled with other settings.
     """
 
     def __init__(self, config: Any) -> None:
@@ -50,13 +162,20 @@ class SavedBatches(OfflineData):
         self.config = config
         self._files = batch_files(config.input_)
         self._next = 0
+        wanted = {"model": config.language_model_path, **config.sampling_settings().as_dict()}
+        for file in self._files:
+            saved = read_header(file).settings
+            require_same_settings(saved, wanted, accepted=config.accept_different, file=file)
 
     def __len__(self) -> int:
         """Batches in all."""
         return len(self._files)
 
-    def next_batch(self) -> RolloutBatch:
+    def next_batch(self, *, weight_version: int) -> RolloutBatch:
         """The next batch.
+
+        Args:
+            weight_version: the trainer's; a batch that is ahead of it gets a warning.
 
         Raises:
             StopIteration: after the last one.
@@ -64,6 +183,33 @@ class SavedBatches(OfflineData):
         """
         if self._next == len(self._files):
             raise StopIteration(f"All {len(self._files)} saved batches have been trained on.")
-        batch = RolloutBatch.load(self._files[self._next])
+        file = self._files[self._next]
+        batch = RolloutBatch.load(file)
         self._next += 1
+        newest = int(batch.weight_versions.max(initial=0))
+        if newest > weight_version:
+            logger.warning(
+                "%s was sampled at weight version %d, the trainer has version %d: its tokens come from weights that "
+                "this run has not reached, and staleness is negative.",
+                file,
+                newest,
+                weight_version,
+            )
         return batch
+
+    def note_recomputed(self, saved: RolloutBatch, trained: RolloutBatch) -> None:
+        """Logs one line if the batch that `next_batch` gave brought advantages, and the run's own rule gives others.
+
+        Args:
+            saved: as it was read.
+            trained: with the advantages of this run.
+        """
+        if saved.advantages is None or trained.advantages is None:
+            return
+        if not np.allclose(saved.advantages, trained.advantages, rtol=1e-4, atol=1e-5):
+            logger.warning(
+                "%s holds advantages of another rule; they are not used. This run's own are computed from the rewards "
+                "(training(normalize_std=%s)).",
+                self._files[self._next - 1],
+                self.config.normalize_std,
+            )

@@ -30,16 +30,25 @@ def distribute(
     shared: SharedWeights,
     version: int,
     *,
+    seed: int,
     actors: list[int] | None = None,
     injection: MismatchInjection = NO_INJECTION,
 ) -> None:
     """Has rollout actors load `version`, all or those with the given ids.
 
+    Args:
+        env_runner_group: the actors.
+        shared: where the weights were published.
+        version: to load.
+        seed: of the run, which decides injected noise.
+        actors: ids; all healthy ones by default.
+        injection: what is done to the weights on purpose.
+
     Raises:
         RuntimeError: if an actor acknowledges another version.
     """
     path = shared.path(version)
-    acknowledged = on_env_runners(env_runner_group, lambda runner: _read(runner, path, injection), actors=actors)
+    acknowledged = on_env_runners(env_runner_group, lambda runner: _read(runner, path, injection, seed), actors=actors)
     wrong = {actor: got for actor, got in acknowledged.items() if got != version}
     if wrong:
         raise RuntimeError(f"Rollout actors acknowledged other weight versions than {version}: {wrong}.")
@@ -51,8 +60,8 @@ def _write(learner: DeepSpeedLearner, path: Path, version: int) -> None:
         write_weights(path, tensors, version)
 
 
-def _read(runner: VLLMEnvRunner, path: Path, injection: MismatchInjection) -> int:
+def _read(runner: VLLMEnvRunner, path: Path, injection: MismatchInjection, seed: int) -> int:
     tensors, version = read_weights(path)
     # Before the engine is touched: a wrong set of names leaves the old weights in place.
     check_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, runner.checkpoint_layout)
-    return runner.load_weights(tensors.items(), version, injection=injection)
+    return runner.load_weights(tensors.items(), version, injection=injection, seed=seed)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
-from rlhf_algos.learner.module import DTYPES
+from rlhf_algos.learner.module import DTYPES, logprobs_of_responses
 from rlhf_algos.learner.packing import MicroBatch
-from rlhf_algos.learner.policy import PackedCausalLM, load_policy
 from rlhf_algos.objectives import ChunkedLogprobs, kl_estimate, ppo_clip_loss, reduce_loss
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.grpo.grpo import GRPOConfig
+    from rlhf_algos.learner.policy import PackedCausalLM
 
 
 class GRPOLearner(DeepSpeedLearner):
@@ -23,8 +23,12 @@ class GRPOLearner(DeepSpeedLearner):
 
     def build(self) -> None:
         """Builds the learner, and loads the frozen reference model if the KL penalty needs it."""
+        if self._is_built:
+            return
         super().build()
-        if self.config.kl_coefficient > 0 and self.reference is None:
+        if self.config.kl_coefficient > 0:
+            from rlhf_algos.learner.policy import load_policy
+
             reference = load_policy(
                 self.config.model_path(),
                 dtype=DTYPES[self.config.trainer_dtype],
@@ -61,5 +65,8 @@ class GRPOLearner(DeepSpeedLearner):
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """log p of the frozen model, `[T]`, on the support that the batch was sampled from, like the policy's."""
         assert self.reference is not None
-        return self.reference(batch.sequences, temperature=self.config.temperature).logprobs
+        return logprobs_of_responses(
+            self.reference, batch, temperature=self.config.temperature, with_entropy=False
+        ).logprobs

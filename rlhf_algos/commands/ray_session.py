@@ -46,12 +46,14 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
     """
     import ray
 
+    from rlhf_algos.local_ray import start_ray
+
     if ray.is_initialized():
         yield False
         return
-    options = {"address": address} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     with _standard_error_if_it_fails():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        ray.init(address=address, **quiet) if address else start_ray(**quiet)
     try:
         yield True
     except KeyboardInterrupt:

@@ -110,7 +110,7 @@ class SweepTable(SweepDisplay):
         for heading in ("trial", "state", "iteration"):
             table.add_column(heading)
         for measure in shown:
-            table.add_column(measure.heading, justify="right")
+            table.add_column(measure.heading_for([trial.row for trial in self._shown.values()]), justify="right")
         for number, trial in sorted(self._shown.items()):
             numbers = [measure.text(trial.row) for measure in shown]
             table.add_row(f"{number} {trial.name}", trial.state, f"{trial.iteration}/{self._iterations}", *numbers)

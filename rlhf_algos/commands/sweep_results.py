@@ -65,7 +65,8 @@ def table_of(trials: Sequence[TrialResult]) -> str:
     """Final values as aligned text."""
     shown = [m for m in MEASURES if m is not SECONDS and any(m.key in trial.row for trial in trials)]
     labels = list(trials[0].chosen) if trials else []
-    lines = [[*labels, "state", "iterations", *(measure.heading for measure in shown)]]
+    headings = [measure.heading_for([trial.row for trial in trials]) for measure in shown]
+    lines = [[*labels, "state", "iterations", *headings]]
     for trial in trials:
         iterations = f"{trial.row.get('training_iteration', 0):.0f}"
         numbers = [measure.text(trial.row) or "-" for measure in shown]

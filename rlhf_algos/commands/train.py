@@ -12,7 +12,7 @@ from rich.console import Console
 from rlhf_algos.commands import exit_codes
 from rlhf_algos.commands.errors import ConfigError, message_of, write_traceback
 from rlhf_algos.commands.interrupts import deferred
-from rlhf_algos.commands.measures import GREEDY, HELD_OUT, REWARD
+from rlhf_algos.commands.measures import EVALUATED, GREEDY, REWARD
 from rlhf_algos.commands.ray_session import ray_session, set_environment
 from rlhf_algos.commands.run_config import RunConfig, read_run_config, require_no_grids
 from rlhf_algos.commands.train_display import TrainDisplay, train_display
@@ -123,7 +123,7 @@ def _train(run: RunConfig, algorithm: Any, folder: RunFolder, display: TrainDisp
             result = algorithm.train()
             last = number == run.iterations
             due = run.evaluate_every and (number % run.evaluate_every == 0 or last)
-            if due and not interrupts.requested and HELD_OUT.key not in flatten(result):
+            if due and not interrupts.requested and EVALUATED.key not in flatten(result):
                 result["evaluation"] = algorithm.evaluate()
             display.iteration(number, folder.append(number, result))
             if last or (run.evaluate_every and number % run.evaluate_every == 0):
@@ -145,12 +145,13 @@ def _say_what_there_is(folder: RunFolder, display: TrainDisplay, *, quiet: bool)
         print(folder.path)
         return
     rows = read_progress(folder.path) if (folder.path / PROGRESS).exists() else []
-    evaluated = [row for row in rows if HELD_OUT.key in row]
+    evaluated = [row for row in rows if EVALUATED.key in row]
     if evaluated:
         first, last = evaluated[0], evaluated[-1]
         for row in [first] if first is last else [first, last]:
             greedy = f", greedy {GREEDY.text(row)}" if GREEDY.key in row else ""
-            display.say(f"Held-out after {row['iteration']:.0f} iterations: {HELD_OUT.text(row)}{greedy}")
+            heading = EVALUATED.heading_for([row]).capitalize()
+            display.say(f"{heading} after {row['iteration']:.0f} iterations: {EVALUATED.text(row)}{greedy}")
     for label, name in (("Trained model", MODEL), ("Plot", PLOT)):
         if (folder.path / name).exists():
             display.say(f"{label + ':':15}{folder.path / name}")

@@ -104,7 +104,7 @@ class LiveTable(Quiet):
     def _content(self) -> Group:
         shown = [m for m in MEASURES if any(m.key in row for _, row in self._rows)]
         table = Table(box=None, pad_edge=False)
-        for heading in ("iteration", *(measure.heading for measure in shown)):
+        for heading in ("iteration", *(measure.heading_for([row for _, row in self._rows]) for measure in shown)):
             table.add_column(heading, justify="right")
         for number, row in self._rows:
             table.add_row(str(number), *(measure.text(row) for measure in shown))

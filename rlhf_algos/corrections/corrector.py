@@ -1,4 +1,4 @@
-"""`Corrector`: what decides how much a sampled token counts (MATH.md section 5)."""
+"""`Corrector`: what decides how much a sampled token counts (MATH 5)."""
 
 from __future__ import annotations
 

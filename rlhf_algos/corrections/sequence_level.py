@@ -1,4 +1,4 @@
-"""Sequence-level correctors: one weight for all trained tokens of a response (MATH.md 5.4, 5.5)."""
+"""Sequence-level correctors: one weight for all trained tokens of a response (MATH 5.4 and 5.5)."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

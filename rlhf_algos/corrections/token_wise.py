@@ -1,4 +1,4 @@
-"""Token-wise correctors: the weight of a token is a function of its own ratio (MATH.md section 5)."""
+"""Token-wise correctors: the weight of a token is a function of its own ratio (MATH 5)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

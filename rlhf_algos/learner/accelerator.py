@@ -7,15 +7,26 @@ for all environments of a user. There is no switch for it, only the table of ope
 """
 
 import os
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+if TYPE_CHECKING:
+    import deepspeed
+else:
 
-import deepspeed
+    class _DeepSpeed:
+        """The module, imported when it is first used: a driver names learners, and never runs one."""
 
-if not torch.cuda.is_available():
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        def __getattr__(self, name: str) -> Any:
+            if not torch.cuda.is_available():
+                os.environ.setdefault("DS_ACCELERATOR", "cpu")
+            import deepspeed
+
+            if not torch.cuda.is_available():
+                deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+            return getattr(deepspeed, name)
+
+    deepspeed = _DeepSpeed()
 
 __all__ = ["deepspeed"]

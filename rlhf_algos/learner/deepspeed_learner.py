@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,13 +17,13 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from torch import distributed
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.corrections import Corrector, correction_metrics, make_corrector
+from rlhf_algos.corrections import Corrector, NoCorrection, correction_metrics, make_corrector
 from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
 from rlhf_algos.learner.module import LanguageModelModule
 from rlhf_algos.learner.packing import MicroBatch, as_tensor, make_micro_batch, plan_micro_batches
-from rlhf_algos.learner.process_group import ensure_process_group
+from rlhf_algos.learner.process_group import ensure_process_group, meet_at_one_address
 from rlhf_algos.learner.routing import Routing
 from rlhf_algos.learner.statistics import TokenStatistics
 from rlhf_algos.learner.weights import WeightsOfLearner
@@ -57,6 +58,11 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
 
     # ---- building -------------------------------------------------------------------------------------------
 
+    def __init__(self, **kwargs: Any) -> None:
+        # RLlib has the ranks meet between this and `build`.
+        meet_at_one_address()
+        super().__init__(**kwargs)
+
     def build(self) -> None:
         """Joins the process group, loads the model and wraps it in a DeepSpeed engine."""
         if self._is_built:
@@ -68,11 +74,15 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
     def rebuild(self, config: AlgorithmConfig, module_spec: MultiRLModuleSpec) -> None:
         """Starts over with another configuration in the same process and process group. All ranks call it.
 
-        Saves the seconds that a new process needs to import and join; nothing of the old run is left.
+        Saves the seconds that a new process needs to import and join. Every attribute of the old run is deleted, also
+        those that a subclass made in `build`, so nothing of it is left.
         """
         index, placement_group = self._learner_index, self._placement_group  # type: ignore[has-type]
         self.engine.destroy()
-        type(self).__init__(self, config=config, module_spec=module_spec)  # type: ignore[call-arg]
+        self.__dict__.clear()
+        # Models and engine refer to each other: without this they would stay beside the new ones.
+        gc.collect()
+        type(self).__init__(self, config=config, module_spec=module_spec)
         self._learner_index, self._placement_group = index, placement_group
         self.build()
 
@@ -355,7 +365,8 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         correction = self.corrector.correct(
             logprobs.detach() - batch.rollout_logprobs, batch.sample_ids, batch.loss_mask
         )
-        for name, values in correction_metrics(correction).items():
+        corrected = self.corrector != NoCorrection()
+        for name, values in correction_metrics(correction, corrected=corrected).items():
             self.statistics.add_mean(name, values, batch.loss_mask)
         signal = batch.advantages.abs()[batch.loss_mask].double()
         kept = correction.weights[batch.loss_mask] != 0

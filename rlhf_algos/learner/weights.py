@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
-from torch import distributed
-from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from torch import distributed, nn
 
 from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.checkpoint import save_checkpoint
+from rlhf_algos.weight_sync import checkpoint_layout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class WeightsOfLearner(TorchLearner):
@@ -27,20 +29,35 @@ class WeightsOfLearner(TorchLearner):
         return distributed.get_rank()
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter under its trainer name, gathered from all ranks one at a time.
+        """Everything that stands in a checkpoint, under its trainer name: parameters, then persistent buffers.
 
-        All ranks must iterate to the end together (ZeRO-3 gathers with collectives). The tensor is only valid
-        until the next one is asked for.
+        Parameters are gathered from all ranks one at a time, so all ranks must iterate to the end together (ZeRO-3
+        gathers with collectives), and a tensor is only valid until the next one is asked for. Of tied parameters the
+        first is given. Buffers (the correction bias of a router) are whole on every rank.
         """
         for name, parameter in self._causal_lm().named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=self.config.zero_stage == 3):
                 yield name, parameter.detach()
+        yield from persistent_buffers(self._causal_lm())
 
     def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
-        """The weights under the names of a checkpoint, on rank 0; empty on other ranks. All ranks call it.
+        """What stands in the starting checkpoint, under its names, on rank 0; empty on other ranks. All ranks call it.
 
-        Experts that transformers holds fused become per-expert tensors, by transformers' own conversion.
+        Experts that transformers holds fused become per-expert tensors, by transformers' own conversion. A checkpoint
+        that holds a tied head beside its embedding gets both, one tensor under two names.
         """
+        tensors = self._tensors_once()
+        if self.rank == 0:
+            stored = checkpoint_layout(self.config.model_path())
+            for copy, original in self._causal_lm().all_tied_weights_keys.items():
+                if copy in stored and copy not in tensors:
+                    tensors[copy] = tensors[original]
+        return tensors
+
+    def _tensors_once(self) -> dict[str, torch.Tensor]:
+        """The same, of tied parameters the first only."""
+        from transformers.core_model_loading import revert_weight_conversion
+
         tensors = {}
         for name, tensor in self.named_weights():
             if self.rank == 0:
@@ -49,8 +66,8 @@ class WeightsOfLearner(TorchLearner):
         return revert_weight_conversion(self._causal_lm(), tensors) if self.rank == 0 else {}
 
     def save_pretrained(self, path: str) -> None:
-        """Writes the model as a Hugging Face directory (rank 0; all ranks call it)."""
-        tensors = self.checkpoint_tensors()
+        """Writes the model as a Hugging Face directory, in the trainer's dtype (rank 0; all ranks call it)."""
+        tensors = self._tensors_once()
         if self.rank == 0:
             save_checkpoint(self._causal_lm(), tensors, source=self.config.model_path(), path=Path(path))
 
@@ -66,3 +83,11 @@ class WeightsOfLearner(TorchLearner):
         if kwargs.get("inference_only"):
             return {COMPONENT_RL_MODULE: {}, WEIGHTS_SEQ_NO: self._weights_seq_no}
         return super().get_state(components, not_components=not_components, **kwargs)
+
+
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that belong to a model's state, by name; caches that are computed when it is made do not."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer.detach()

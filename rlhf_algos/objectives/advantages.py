@@ -1,4 +1,4 @@
-"""Group-relative advantages (MATH.md section 2; GRPO, https://arxiv.org/abs/2402.03300)."""
+"""Group-relative advantages (MATH 2; GRPO, https://arxiv.org/abs/2402.03300)."""
 
 from typing import NamedTuple
 
@@ -48,14 +48,16 @@ def group_advantages(
         eps: added to the standard deviation; used only with ``normalize_std``.
 
     Returns:
-        ``[B]``, dtype of ``rewards``; computed in float64.
+        ``[B]``, dtype of ``rewards``; computed in float64. Give rewards as float64: in float32, 16777216 and
+        16777217 are one number before anything is computed.
 
     Gradient: none, the result is detached.
 
     Raises:
         TypeError: wrong dtype.
         ValueError: wrong rank or shape; a reward that is not finite (names the sample); a group of one sample
-            (names the group); ``normalize_std`` with ``leave_one_out``; ``eps`` negative or not finite.
+            (names the group); ``normalize_std`` with ``leave_one_out``; ``eps`` negative or not finite; rewards
+            so far apart that an advantage exceeds the dtype (names the group and its rewards).
     """
     _check_rewards(rewards, group_ids)
     if normalize_std and leave_one_out:
@@ -68,21 +70,27 @@ def group_advantages(
     groups = _find_groups(rewards, group_ids)
     _refuse_single_member(groups)
 
-    values = rewards.detach().double()
+    # Scaled by a power of two, which loses no digit: the squares of large rewards stay finite.
+    scale = _power_of_two_of_group(rewards.detach().double(), groups)
+    values = rewards.detach().double() / scale[groups.of_sample]
     size = groups.size.double()
     centered = values - (_sum_by_group(values, groups) / size)[groups.of_sample]
     if normalize_std:
         std = (_sum_by_group(centered.square(), groups) / size).sqrt()
-        centered = centered / (std + eps)[groups.of_sample]
+        centered = centered / (std + eps / scale)[groups.of_sample]
+    else:
+        centered = centered * scale[groups.of_sample]
     if leave_one_out:
         centered = centered * (size / (size - 1))[groups.of_sample]
     # The mean of equal numbers can be off by a rounding (0.1 three times), which 1 / std would blow up.
     advantages = torch.where(groups.is_constant[groups.of_sample], torch.zeros_like(centered), centered)
-    return advantages.to(rewards.dtype)
+    advantages = advantages.to(rewards.dtype)
+    _refuse_overflow(advantages, rewards, groups)
+    return advantages
 
 
 def zero_std_group_fraction(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Fraction of groups whose rewards are all equal, which therefore teach nothing (MATH.md section 2).
+    """Fraction of groups whose rewards are all equal, which therefore teach nothing (MATH 2).
 
     Args:
         rewards: ``[B]`` float32 or float64.
@@ -127,6 +135,24 @@ def _refuse_single_member(groups: _Groups) -> None:
         raise ValueError(
             f"a group needs at least 2 samples to compare; group ids with a single one: {alone[:5]} "
             f"({len(alone)} in all); raise group_size, or keep the members of a group in one batch"
+        )
+
+
+def _power_of_two_of_group(values: Tensor, groups: _Groups) -> Tensor:
+    """``[N]``, the largest power of two up to the largest magnitude in each group; 1 where all are 0."""
+    largest = values.new_zeros(groups.ids.shape).scatter_reduce(0, groups.of_sample, values.abs(), "amax")
+    mantissa, _ = torch.frexp(largest)
+    return torch.where(largest > 0, largest / (2 * mantissa), torch.ones_like(largest))
+
+
+def _refuse_overflow(advantages: Tensor, rewards: Tensor, groups: _Groups) -> None:
+    bad = (~torch.isfinite(advantages)).nonzero().flatten()
+    if len(bad):
+        group = groups.of_sample[bad[0]]
+        members = rewards[groups.of_sample == group].tolist()
+        raise ValueError(
+            f"the rewards of group {int(groups.ids[group])} lie further apart than {advantages.dtype} can hold: "
+            f"{members[:8]}; scale the reward down"
         )
 
 

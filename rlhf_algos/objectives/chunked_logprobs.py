@@ -43,10 +43,10 @@ def chunked_logprobs(
     """Log-probabilities of given tokens under ``softmax((hidden @ weight.T + bias) / temperature)``.
 
     With ``x_v = (h . W_v + b_v) / temperature`` and ``L = logsumexp_v x_v`` over the full vocabulary, the
-    distribution of MATH.md section 1::
+    distribution of MATH 1::
 
         logprobs_t      = x_{target_t} - L_t
-        head_logprobs   = x_{head_ids} - L_t         head of MATH.md (7.5)
+        head_logprobs   = x_{head_ids} - L_t         head of MATH 7.5
         entropy_t       = -sum_v p_v log p_v
 
     Forward and backward both walk over slices of the vocabulary; logits are computed twice, and kept never.

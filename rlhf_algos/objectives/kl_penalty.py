@@ -9,7 +9,7 @@ from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_flat, require_
 
 KlKind = Literal["k1", "k2", "k3"]
 KINDS = ("k1", "k2", "k3")
-# exp would overflow soon after; the same limit as MATH.md (5.6).
+# exp would overflow soon after; the same limit as MATH 5.6.
 LOG_RATIO_LIMIT = 20.0
 
 

@@ -1,11 +1,11 @@
-"""How far the sampler and the trainer disagree on the trained tokens (MATH.md section 9)."""
+"""How far the sampler and the trainer disagree on the trained tokens (MATH 9)."""
 
 import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_flat, require_same_shape
 
-# MATH.md (5.6).
+# MATH 5.6.
 LOG_RATIO_LIMIT = 20.0
 RATIO_LOW, RATIO_HIGH = 0.5, 2.0
 
@@ -94,7 +94,7 @@ def combine_mismatch(first: dict[str, Tensor], second: dict[str, Tensor]) -> dic
 
 
 def finalize_mismatch(sums: dict[str, Tensor]) -> dict[str, float]:
-    """The metrics of MATH.md section 9 from the totals of all trained tokens of the optimizer batch.
+    """The metrics of MATH 9 from the totals of all trained tokens of the optimizer batch.
 
     - ``train_rollout_logprob_abs_diff``: mean of ``|log p0 - log q|``.
     - ``train_rollout_logprob_abs_diff_max``: its maximum.

@@ -1,4 +1,4 @@
-"""Policy-gradient losses on the sampled tokens (MATH.md sections 3 and 5.1)."""
+"""Policy-gradient losses on the sampled tokens (MATH 3 and 5.1)."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_flat, require_same_shape
 
-# MATH.md (5.6): beyond e^20 a ratio is a sign of a fault, and exp would overflow soon after.
+# MATH 5.6: beyond e^20 a ratio is a sign of a fault, and exp would overflow soon after.
 LOG_RATIO_LIMIT = 20.0
 
 

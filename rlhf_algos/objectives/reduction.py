@@ -1,4 +1,4 @@
-"""From per-token losses to the scalar of one optimizer step (MATH.md section 4)."""
+"""From per-token losses to the scalar of one optimizer step (MATH 4)."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Score centering (https://arxiv.org/abs/2609.20807, MATH.md section 7): take the sampler's drift off the gradient."""
+"""Score centering (https://arxiv.org/abs/2609.20807, MATH 7): take the sampler's drift off the gradient."""
 
 from collections.abc import Callable
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from rlhf_algos.report.metrics import EVALUATION, IS_HELD_OUT
+
 _REWARD = "env_runners/episode_return_mean"
-_SAMPLED = "evaluation/env_runners/episode_return_mean"
-_GREEDY = "evaluation/env_runners/greedy_return_mean"
+_SAMPLED = f"{EVALUATION}episode_return_mean"
+_GREEDY = f"{EVALUATION}greedy_return_mean"
 _LEARNER = "learners/default_policy/"
 _MISMATCH = {
     "mean |log p - log q|": _LEARNER + "train_rollout_logprob_abs_diff",
@@ -33,10 +35,12 @@ def plot_training(rows: Sequence[Mapping[str, float]], path: str | Path, *, titl
         raise ValueError(f"Nothing to draw: none of the {len(rows)} rows has {_REWARD!r}.")
     figure = Figure(figsize=(8.0, 6.5), layout="constrained")
     reward, mismatch = figure.subplots(2, 1, sharex=True)
+    held_out = all(row.get(IS_HELD_OUT) == 1.0 for row in rows if _SAMPLED in row)
+    kind = "held-out" if held_out else "evaluated"
     for label, key, style in (
         ("training reward", _REWARD, {"color": "tab:blue", "alpha": 0.7}),
-        ("held-out, sampled", _SAMPLED, {"color": "tab:orange", "marker": "o"}),
-        ("held-out, greedy", _GREEDY, {"color": "tab:green", "marker": "s"}),
+        (f"{kind}, sampled", _SAMPLED, {"color": "tab:orange", "marker": "o"}),
+        (f"{kind}, greedy", _GREEDY, {"color": "tab:green", "marker": "s"}),
     ):
         x, y = _series(rows, key)
         if x:

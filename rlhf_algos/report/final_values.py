@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from scipy.special import ndtri, stdtrit
 
 from rlhf_algos.report.groups import Group
-from rlhf_algos.report.metrics import HELD_OUT, ROLLOUT, SECTIONS, Metric
+from rlhf_algos.report.metrics import EVALUATION, ROLLOUT, SECTIONS, Metric, Section
 from rlhf_algos.report.run import Run
 
 #: How many recorded values at the end of a run are averaged.
 LAST = 5
 _CONFIDENCE = 0.95
-_PROBLEMS = f"{HELD_OUT}num_episodes"
+_PROBLEMS = f"{EVALUATION}num_episodes"
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Table:
     rows: tuple[Row, ...]
 
 
-def final_values(groups: Sequence[Group]) -> Table:
+def final_values(groups: Sequence[Group], sections: Sequence[Section] = SECTIONS) -> Table:
     """The table over all groups with a run that did not fail."""
     groups = [group for group in groups if group.compared]
-    metrics = [metric for section in SECTIONS for metric in section.metrics if metric.in_table]
+    metrics = [metric for section in sections for metric in section.metrics if metric.in_table]
     metrics = [m for m in metrics if any(run.values(m.key) for group in groups for run in group.compared)]
     rows = []
     for group in groups:
@@ -80,7 +80,7 @@ def estimate(runs: Sequence[Run], metric: Metric) -> Estimate | None:
     if len(finals) > 1:
         mean, low, high = t_interval(finals)
         return Estimate(mean, low, high, len(finals))
-    problems = _problems(measured[0]) if metric.held_out else None
+    problems = _problems(measured[0]) if metric.of_evaluation else None
     if problems is None:
         return Estimate(finals[0])
     low, high = wilson_interval(finals[0], problems)
@@ -89,7 +89,7 @@ def estimate(runs: Sequence[Run], metric: Metric) -> Estimate | None:
 
 def final_value(run: Run, metric: Metric) -> float:
     """The last evaluation, or the mean of the last `LAST` recorded values."""
-    last = list(run.values(metric.key).values())[-1 if metric.held_out else -LAST :]
+    last = list(run.values(metric.key).values())[-1 if metric.of_evaluation else -LAST :]
     return sum(last) / len(last)
 
 
@@ -129,8 +129,8 @@ def _markdown_text(text: str) -> str:
 def _problems(run: Run) -> int | None:
     """How many problems the last evaluation had, if every known reward of the run is between 0 and 1."""
     counts = list(run.values(_PROBLEMS).values())
-    lows = [value for part in (ROLLOUT, HELD_OUT) for value in run.values(f"{part}episode_return_min").values()]
-    highs = [value for part in (ROLLOUT, HELD_OUT) for value in run.values(f"{part}episode_return_max").values()]
+    lows = [value for part in (ROLLOUT, EVALUATION) for value in run.values(f"{part}episode_return_min").values()]
+    highs = [value for part in (ROLLOUT, EVALUATION) for value in run.values(f"{part}episode_return_max").values()]
     if not counts or counts[-1] < 1 or not lows or not highs or min(lows) < 0 or max(highs) > 1:
         return None
     return int(counts[-1])

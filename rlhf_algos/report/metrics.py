@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 ROLLOUT = "env_runners/"
-HELD_OUT = "evaluation/env_runners/"
+EVALUATION = "evaluation/env_runners/"
 _LEARNER = "learners/default_policy/"
 
 
@@ -26,9 +27,9 @@ class Metric:
     in_table: bool = False
 
     @property
-    def held_out(self) -> bool:
+    def of_evaluation(self) -> bool:
         """Whether an evaluation measures it, thus not every iteration does."""
-        return self.key.startswith(HELD_OUT)
+        return self.key.startswith(EVALUATION)
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,14 @@ SECTIONS = (
     Section(
         "held-out",
         "Held-out accuracy",
-        "Mean reward over the evaluation's problems, which are not trained on: the fraction solved where a reward is 0 "
-        "or 1. Sampled: answered as in training. Greedy: answered with the most probable tokens.",
+        "Mean reward over the evaluation's problems, the fraction solved where a reward is 0 or 1. They are those of "
+        "the held-out split, which is never trained on, unless evaluation_config asks for another. Sampled: answered "
+        "as in training. Greedy: answered with the most probable tokens.",
         (
-            Metric(f"{HELD_OUT}episode_return_mean", "held-out, sampled", in_table=True),
-            Metric(f"{HELD_OUT}greedy_return_mean", "held-out, greedy", in_table=True),
-            Metric(f"{HELD_OUT}sampler_episode_return_mean", "held-out, sampled from the injected sampler"),
-            Metric(f"{HELD_OUT}sampler_greedy_return_mean", "held-out, greedy by the injected sampler"),
+            Metric(f"{EVALUATION}episode_return_mean", "held-out, sampled", in_table=True),
+            Metric(f"{EVALUATION}greedy_return_mean", "held-out, greedy", in_table=True),
+            Metric(f"{EVALUATION}sampler_episode_return_mean", "held-out, sampled from the injected sampler"),
+            Metric(f"{EVALUATION}sampler_greedy_return_mean", "held-out, greedy by the injected sampler"),
         ),
     ),
     Section(
@@ -81,8 +83,8 @@ SECTIONS = (
     Section(
         "clip-fraction",
         "Clip fraction",
-        "Fraction of the trained tokens whose weight the correction changed (with corrector none: every token whose "
-        "ratio is not exactly 1), and of those whose gradient the policy clip removed.",
+        "Fraction of the trained tokens whose weight the correction changed, where there is one, and of those whose "
+        "gradient the policy clip removed.",
         (
             Metric(f"{_LEARNER}tis_clipfrac", "weight changed (tis_clipfrac)", in_table=True),
             Metric(f"{_LEARNER}pg_clipfrac", "policy clip (pg_clipfrac)"),
@@ -147,15 +149,33 @@ SECTIONS = (
     ),
 )
 
-#: The picture to look at first: reward beside mismatch.
-OVERVIEW = Section(
-    "overview",
-    "Reward beside mismatch",
-    "",
-    (
-        SECTIONS[0].metrics[0],
-        SECTIONS[1].metrics[0],
-        SECTIONS[2].metrics[0],
-        SECTIONS[2].metrics[1],
+#: Whether an evaluation's problems are not trained on, 1 or 0 (docs/evaluation.md).
+IS_HELD_OUT = f"{EVALUATION}held_out"
+
+_EVALUATED = Section(
+    "evaluated",
+    "Evaluation, not known to be held out",
+    "Mean reward over the evaluation's problems. At least one of these runs trained on problems of the split that it "
+    "evaluated, or does not say which split that was. Sampled: answered as in training. Greedy: answered with the most "
+    "probable tokens.",
+    tuple(
+        replace(metric, label=metric.label.replace("held-out", "evaluated"))
+        for section in SECTIONS
+        if section.name == "held-out"
+        for metric in section.metrics
     ),
 )
+
+
+def sections_for(*, held_out: bool) -> tuple[Section, ...]:
+    """The sections, whose evaluation is only called held-out if it was in every run."""
+    if held_out:
+        return SECTIONS
+    return tuple(_EVALUATED if section.name == "held-out" else section for section in SECTIONS)
+
+
+def overview_of(sections: Sequence[Section]) -> Section:
+    """The picture to look at first: reward beside mismatch."""
+    reward, evaluation, mismatch = sections[:3]
+    metrics = (reward.metrics[0], evaluation.metrics[0], mismatch.metrics[0], mismatch.metrics[1])
+    return Section("overview", "Reward beside mismatch", "", metrics)

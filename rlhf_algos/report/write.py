@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf_algos.report.discovery import read_runs
 from rlhf_algos.report.groups import Group, group_runs
+from rlhf_algos.report.metrics import EVALUATION, IS_HELD_OUT, overview_of, sections_for
 from rlhf_algos.report.run import Run
 
 
@@ -48,7 +49,6 @@ def write_report(paths: Sequence[str | Path], output: str | Path, *, title: str 
     """
     # Plotly, Matplotlib and SciPy take seconds to import, and a run that only writes its folder needs none of them.
     from rlhf_algos.report.final_values import final_values, markdown
-    from rlhf_algos.report.metrics import OVERVIEW, SECTIONS
     from rlhf_algos.report.page import Content, render
     from rlhf_algos.report.pictures import draw_picture
     from rlhf_algos.report.series import charts_of
@@ -57,8 +57,9 @@ def write_report(paths: Sequence[str | Path], output: str | Path, *, title: str 
     runs = read_runs(folders)
     groups, differences = group_runs(runs)
     title = title or f"Report on {', '.join(path.resolve().name for path in folders)}"
-    charts = charts_of(SECTIONS, groups)
-    table = final_values(groups)
+    sections = sections_for(held_out=not any(_evaluates_what_it_trains_on(run) for run in runs))
+    charts = charts_of(sections, groups)
+    table = final_values(groups, sections)
     notes = _notes(runs, groups)
     text = render(Content(title, groups, differences, charts, table, notes))
 
@@ -67,12 +68,19 @@ def write_report(paths: Sequence[str | Path], output: str | Path, *, title: str 
     page.write_text(text, encoding="utf-8")
     pictures = [
         draw_picture(section.title, drawn, groups, page.with_name(f"{page.stem}-{section.name}.png"))
-        for section, drawn in (*charts_of([OVERVIEW], groups).sections, *charts.sections)
+        for section, drawn in (*charts_of([overview_of(sections)], groups).sections, *charts.sections)
     ]
     final = page.with_name(f"{page.stem}-final-values.md") if table.rows else None
     if final is not None:
         final.write_text(markdown(table), encoding="utf-8")
     return Report(page, tuple(pictures), final, tuple(notes), len(runs), tuple(group.name for group in groups))
+
+
+def _evaluates_what_it_trains_on(run: Run) -> bool:
+    """Whether the run has an evaluation that is not known to be held out."""
+    evaluated = run.values(f"{EVALUATION}episode_return_mean")
+    known = run.values(IS_HELD_OUT)
+    return any(known.get(iteration) != 1.0 for iteration in evaluated)
 
 
 def _notes(runs: Sequence[Run], groups: Sequence[Group]) -> list[str]:

@@ -88,7 +88,7 @@ def assemble(
         group_ids=np.array([r.group_id for r in responses], dtype=np.int64),
         prompt_lengths=np.array([len(g.prompt_ids) for g in generations], dtype=np.int64),
         response_lengths=lengths,
-        rewards=np.array([r.reward for r in responses], dtype=np.float32),
+        rewards=np.array([r.reward for r in responses], dtype=np.float64),
         finish_reasons=np.array(
             [FINISH_STOP if g.finish_reason == "stop" else FINISH_LENGTH for g in generations], dtype=np.uint8
         ),

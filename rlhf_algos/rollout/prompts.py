@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
@@ -26,30 +26,99 @@ class PromptTokenizer:
                 "name one with sampling(stop_token_ids=[...])."
             )
 
-    def encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
+        self._control_tokens = _control_tokens(self._tokenizer)
+        if self._control_tokens:
+            # One list for text prompts, which have no template to look into, and for messages.
+            self._tokenizer.chat_control_tokens = self._control_tokens
+
+    def encode(self, prompt: str | list[dict[str, str]], *, control_tokens: str = "text") -> list[int]:
         """Token ids of a text prompt, or of chat messages through the model's chat template.
 
+        Args:
+            prompt: text, or messages.
+            control_tokens: what becomes of "<|end|>" and the like in the prompt's own text: "text" encodes its
+                characters, so that the only control tokens are those of the chat template and those that the tokenizer
+                puts around every text; "tokens" makes control tokens of them.
+
         Raises:
-            ValueError: if the prompt is chat messages and the tokenizer has no chat template, or if it is empty.
+            ValueError: if the prompt is chat messages and the tokenizer has no chat template, or if it is empty, or if
+                control tokens in it can't be kept as text.
         """
+        as_text = control_tokens == "text" and _contains(prompt, self._control_tokens)
         if isinstance(prompt, str):
-            ids = self._tokenizer(prompt)["input_ids"]
+            ids = self._encode_as_text(prompt) if as_text else self._tokenizer(prompt)["input_ids"]
+        elif self._tokenizer.chat_template is None:
+            raise ValueError("The prompt is chat messages, but the model's tokenizer has no chat template.")
         else:
-            if self._tokenizer.chat_template is None:
-                raise ValueError("The prompt is chat messages, but the model's tokenizer has no chat template.")
-            ids = self._tokenizer.apply_chat_template(
-                prompt, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            ids = self._apply_template(prompt, as_text=as_text)
         if not ids:
             raise ValueError(f"The prompt {prompt!r} has no tokens.")
         return list(ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of a response, decoded as a whole, without the id that ended it and other special tokens."""
+    def decode(self, token_ids: Sequence[int], *, special_tokens: str = "show") -> str:
+        """Text of a response, decoded as a whole, without the id that ended it.
+
+        Args:
+            token_ids: sampled ids.
+            special_tokens: "show" writes every other special token as its text ("<|user|>"), "hide" leaves them out.
+                Hidden, a response with and without them is the same text.
+        """
         ids = list(token_ids)
         if ids and ids[-1] in self.end_ids:
             ids.pop()
-        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        hide = special_tokens == "hide"
+        return self._tokenizer.decode(ids, skip_special_tokens=hide, clean_up_tokenization_spaces=False)
+
+    def _apply_template(self, messages: Any, *, as_text: bool, template: str | None = None) -> list[int]:
+        if as_text and _contains(messages, _DROPPED_CHARACTERS):
+            raise ValueError(
+                f"The prompt {messages!r} has both control tokens and one of the private characters U+F0000 and "
+                "U+F0001, which transformers uses to tell such text from the template's own tokens and would drop."
+            )
+        return self._tokenizer.apply_chat_template(
+            messages,
+            chat_template=template,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            sanitize_control_tokens=as_text,
+        )
+
+    def _encode_as_text(self, text: str) -> list[int]:
+        """Ids of a text whose control tokens stay text, between the special tokens that any text gets."""
+        mask = self._tokenizer("a", return_special_tokens_mask=True)
+        is_special = mask["special_tokens_mask"]
+        first, last = is_special.index(0), len(is_special) - is_special[::-1].index(0)
+        # A template that writes the text and nothing else.
+        ids = self._apply_template([{"role": "user", "content": text}], as_text=True, template=_TEXT_ALONE)
+        return [*mask["input_ids"][:first], *ids, *mask["input_ids"][last:]]
+
+
+_TEXT_ALONE = "{{ messages[0]['content'] }}"
+_DROPPED_CHARACTERS = ("\U000f0000", "\U000f0001")
+
+
+def _contains(value: Any, texts: Sequence[str]) -> bool:
+    """Whether any of the texts is in a text, or in one inside of messages."""
+    if isinstance(value, str):
+        return any(text in value for text in texts)
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return any(_contains(part, texts) for part in parts)
+
+
+def _control_tokens(tokenizer: Any) -> list[str]:
+    """Tokens that text must not turn into: all special ones, and added ones that the chat template or the model names.
+
+    Other added tokens are ordinary text that a tokenizer keeps whole, such as runs of white space.
+    """
+    try:
+        added = tokenizer.added_tokens_decoder.values()
+    except NotImplementedError:  # mistral-common's tokenizers, which make no control token of any text
+        return []
+    named = tokenizer.chat_control_tokens
+    if named is None:
+        named = str(tokenizer.chat_template or "")
+    return [token.content for token in added if token.special or (token.content in named and token.content.strip())]
 
 
 def end_token_ids(model: str, tokenizer_eos: int | None) -> set[int]:

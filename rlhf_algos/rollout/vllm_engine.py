@@ -1,28 +1,20 @@
-"""The vLLM engine of one rollout actor. **Reaches into private parts of vLLM 0.30.0.**
+"""The vLLM engine of one rollout actor. **Reaches into private parts of vLLM 0.30.0**, all of them in `PRIVATE_PARTS`.
 
-Some things have no public way there:
-
-* Log-probability heads come out of `LLMEngine.step` as Python objects per token and entry, which costs a large
-  part of the sampling speed. The engine core underneath returns them as arrays, so it is driven directly.
-* Reloading weights accepts a weight that was only partly written, with nothing but a debug message.
-* On a CPU, a reload leaves expert weights in checkpoint layout where the kernel expects its packed layout, and
-  an output head that is tied to the embedding keeps computing with its packed copy of the old weights.
-
-`tests/rollout/test_vllm_engine.py` fails when a new version changes any of this.
+`tests/rollout/test_vllm_engine.py` has a test for each entry, which says what broke when vLLM changes.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from rlhf_algos.rollout.vllm_weights import WeightReload
 
 # Read by vLLM when it is imported. One process, deterministic order; no cores bound, so that several actors can
 # share them; nothing reported to anyone.
@@ -33,6 +25,98 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 VLLM_VERSION = "0.30.0"
+
+
+class PrivatePart(NamedTuple):
+    """Something of vLLM that is not public: where it stands, why it is needed, what breaks without it."""
+
+    key: str
+    name: str
+    why: str
+    breaks: str
+
+
+#: Everything that this file and `vllm_weights` reach into; "reload" is `vllm.model_executor.model_loader.reload`.
+PRIVATE_PARTS = (
+    PrivatePart(
+        "in-process",
+        "VLLM_ENABLE_V1_MULTIPROCESSING=0: the engine core runs in this process (InprocClient)",
+        "one deterministic order of steps, and the model can be reached",
+        "everything below",
+    ),
+    PrivatePart(
+        "engine-core",
+        "LLMEngine.engine_core: add_request, get_output, abort_requests",
+        "`LLMEngine.step` makes a Python object per token and head entry, which costs most of the sampling speed",
+        "sampling",
+    ),
+    PrivatePart(
+        "request-template",
+        "LLMEngine.input_processor.process_inputs, and the request's fields request_id and sampling_params",
+        "the members of a group differ in their noise only; validating each of them takes longer than sampling it",
+        "sampling, or all members of a group get the same noise",
+    ),
+    PrivatePart(
+        "arrays",
+        "EngineCoreOutput: new_logprobs with the sampled token in column 0, routed_experts, prefill_stats",
+        "log q, head and routes as arrays",
+        "recorded log-probabilities or routes belong to other tokens",
+    ),
+    PrivatePart(
+        "model",
+        "LLMEngine.model_executor.driver_worker.worker.model_runner.get_model",
+        "the public way loads weights without telling whether they were complete",
+        "weight updates",
+    ),
+    PrivatePart(
+        "layerwise-reload",
+        "reload: initialize_layerwise_reload, finalize_layerwise_reload",
+        "the live model of a CPU has empty parameters in place of packed ones",
+        "weight updates",
+    ),
+    PrivatePart(
+        "layer-record",
+        "reload.layerwise.get_layerwise_info: can_load, load_numel, load_numel_total",
+        "a layer that was written partly is accepted with a debug message",
+        "a missing tensor is not noticed: the sampler goes on with an old or empty one",
+    ),
+    PrivatePart(
+        "progress",
+        "reload.layerwise.get_numel_loaded, replaced while weights are loaded; loaders call their tensor loaded_weight",
+        "vLLM loads each tensor twice in order to count it",
+        "weight updates take half as long again, or layers are taken for whole too early",
+    ),
+    PrivatePart(
+        "in-place",
+        "reload.layerwise._layerwise_process and _get_original_loader, reload.meta.materialize_layer",
+        "gpt-oss writes its experts and sinks past the loaders, and the reload loses them",
+        "updates of gpt-oss are refused",
+    ),
+    PrivatePart(
+        "uncounted",
+        "reload.meta.SKIP_LOAD_TENSORS",
+        "these tensors are in no count",
+        "a missing correction bias of a router is not noticed",
+    ),
+    PrivatePart(
+        "expert-kernel",
+        "quant_method.moe_kernel of expert layers",
+        "on a CPU a reload leaves expert weights in checkpoint layout where the kernel expects its packed layout",
+        "log-probabilities are wrong by hundredths after every update, and nothing looks wrong",
+    ),
+    PrivatePart(
+        "tied-head",
+        "VocabParallelEmbedding, ParallelLMHead: weight, quant_method, num_embeddings_padded, org_vocab_size",
+        "on a CPU a tied head computes with a packed copy of the weights that it was started with",
+        "a tied model samples with its first head after every update",
+    ),
+    PrivatePart(
+        "no-compilation",
+        "torch._dynamo.config.disable and TORCH_COMPILE_DISABLE before vLLM is imported",
+        "vLLM compiles a sampler helper even in eager mode",
+        "a start needs a C++ compiler and half a minute",
+    ),
+)
 
 
 @dataclass
@@ -117,7 +201,7 @@ class VLLMEngine:
         self._llm = LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
         self._sampling_params = vllm.SamplingParams
         self._vllm_config = self._llm.vllm_config
-        self._record_routes = record_routes
+        self._reload = WeightReload(self._model(), self._vllm_config)
         self._running: dict[str, Generation] = {}
         self._template: tuple[GenerationRequest, Any] | None = None
         self.max_model_len: int = self._vllm_config.model_config.max_model_len
@@ -203,112 +287,22 @@ class VLLMEngine:
 
     # ---- weights --------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replaces all weights by tensors under checkpoint names, and drops the prefix cache.
 
         Raises:
+            RuntimeError: if requests are running, or if vLLM keeps its prefix cache.
             ValueError: names a layer of the engine that was not written whole. The engine must not be used then.
         """
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.model_loader.reload import (
-            finalize_layerwise_reload,
-            initialize_layerwise_reload,
-        )
-
         if self._running:
             raise RuntimeError(f"Weights can't be replaced while {len(self._running)} requests are running.")
-        model = self._model()
-        with set_current_vllm_config(self._vllm_config):
-            self._forget_expert_kernels(model)
-            initialize_layerwise_reload(model)
-            incomplete = []
-            try:
-                with self._cheap_progress():
-                    cast(Any, model).load_weights(iter(weights))
-                incomplete = self._incomplete_layers(model)
-            finally:
-                # Also after an error: it leaves a structure into which a whole set of weights can be loaded.
-                finalize_layerwise_reload(model, self._vllm_config.model_config)
-                self._repack_tied_head(model)
-        if incomplete:
-            raise ValueError(
-                "The published weights do not fill the engine's layers "
-                + ", ".join(f"{name} ({got} of {wanted} numbers)" for name, got, wanted in incomplete)
-                + ". A tensor is missing or has another shape; this rollout actor is unusable until a whole "
-                "set of weights arrives."
+        self._reload.load(weights)
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM did not drop its prefix cache after a weight update: keys and values of the old weights would be "
+                "read with the new ones. This rollout actor is unusable."
             )
-        self._llm.reset_prefix_cache()
-
-    @contextmanager
-    def _cheap_progress(self) -> Iterator[None]:
-        """Counts a loaded tensor by its size.
-
-        vLLM finds out how much of a layer a tensor fills by loading it twice, which takes a third of the time with
-        many small experts. On a single device a tensor is always loaded whole.
-        """
-        from vllm.model_executor.model_loader.reload import layerwise
-
-        if self._vllm_config.parallel_config.world_size > 1:
-            yield
-            return
-
-        def whole_tensor(loader: Any, arguments: inspect.BoundArguments) -> tuple[int, bool]:
-            return arguments.arguments["loaded_weight"].numel(), True
-
-        original, layerwise.get_numel_loaded = layerwise.get_numel_loaded, whole_tensor
-        try:
-            yield
-        finally:
-            layerwise.get_numel_loaded = original
 
     def _model(self) -> torch.nn.Module:
         worker = self._llm.model_executor.driver_worker.worker
         return worker.model_runner.get_model()
-
-    @staticmethod
-    def _forget_expert_kernels(model: torch.nn.Module) -> None:
-        """Makes the reload build expert kernels as the first load did, packing the new weights for the CPU."""
-        if torch.cuda.is_available():
-            return
-        for layer in model.modules():
-            method = getattr(layer, "quant_method", None)
-            if method is not None and getattr(method, "moe_kernel", None) is not None:
-                method.moe_kernel = None
-
-    @staticmethod
-    def _repack_tied_head(model: torch.nn.Module) -> None:
-        """Packs an output head again whose weight is the embedding's: no tensor of its own arrived to trigger it."""
-        if torch.cuda.is_available():
-            return
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-
-        embeddings = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
-        shared = {id(m.weight) for m in embeddings if not isinstance(m, ParallelLMHead)}
-        for head in embeddings:
-            if isinstance(head, ParallelLMHead) and id(head.weight) in shared:
-                head.quant_method.process_weights_after_loading(head)
-
-    @staticmethod
-    def _incomplete_layers(model: torch.nn.Module) -> list[tuple[str, int, int]]:
-        """Layers that still wait for numbers: vLLM processes a layer as soon as it is whole."""
-        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-        incomplete = []
-        seen: set[int] = set()
-        for name, layer in model.named_modules():
-            info = get_layerwise_info(layer)
-            if not info.can_load() or info.kernel_tensors is None:
-                continue
-            # Buffers (rotary caches, attention scales) are not weights, and a tied head is its embedding.
-            parameters = {id(parameter) for parameter in info.kernel_tensors[0].values()} - seen
-            seen |= parameters
-            if not parameters:
-                continue
-            wanted = info.load_numel_total
-            # Vocabulary rows are padded to a multiple of 64; no checkpoint has the padding.
-            if hasattr(layer, "num_embeddings_padded"):
-                wanted = wanted // layer.num_embeddings_per_partition * layer.org_vocab_size
-            if info.load_numel < wanted:
-                incomplete.append((name, int(info.load_numel), int(wanted)))
-        return incomplete

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,28 +13,28 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
-from ray.rllib.utils.metrics import (
-    EPISODE_RETURN_MEAN,
-    NUM_ENV_STEPS_SAMPLED,
-    NUM_EPISODES,
-    WEIGHTS_SEQ_NO,
-)
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
+from rlhf_algos.envs import EnvCreator, Prompt, PromptSpace, UnicodeText, finite_reward
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
+from rlhf_algos.rollout.groups import require_same_prompts, task_of
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
+from rlhf_algos.rollout.scoring_mark import ScoringMark
 from rlhf_algos.rollout.vllm_engine import Generation, GenerationRequest, VLLMEngine
 from rlhf_algos.routing_replay import RouteReplayer, model_without_weights
 from rlhf_algos.weight_sync import checkpoint_layout
 
 logger = logging.getLogger(__name__)
 
+# What is played: groups to train on, or the problems of an evaluation.
+TRAINING, EVALUATION = "training", "evaluation"
 # Keep the noise of training, of sampled evaluation and of environments apart.
-_TRAINING, _EVALUATION, _ENVIRONMENT = 0, 1, 2
+_NOISE = {TRAINING: 0, EVALUATION: 1}
+_ENVIRONMENT_NOISE = 2
 
 
 def router_layout(config: Any) -> RouterLayout:
@@ -81,26 +83,32 @@ class VLLMEnvRunner(EnvRunner):
         self._sampling: SamplingSettings = config.sampling_settings()
         self._weight_version: int | None = None
         self._unusable: str | None = None
-        self._too_long: list[int] = []
-        self._evaluation_config = config if config.in_evaluation else config.get_evaluation_config_object()
+        self._mark: ScoringMark | None = None
+        # An actor of an evaluation trains nothing, and plays the one thing with its own configuration.
+        evaluation = config if config.in_evaluation else config.get_evaluation_config_object()
+        self._configs: dict[str, Any] = {TRAINING: config, EVALUATION: evaluation}
         self.stop()
         self.make_env()
-        self._tokenizer = PromptTokenizer(
-            config.model_path(),
-            trust_remote_code=config.trust_remote_code,
-            stop_token_ids=self._sampling.stop_token_ids,
-        )
+        self._tokenizers = {
+            kind: PromptTokenizer(
+                of_kind.model_path(),
+                trust_remote_code=of_kind.trust_remote_code,
+                stop_token_ids=of_kind.stop_token_ids,
+            )
+            for kind, of_kind in self._configs.items()
+        }
 
     # ---- what RLlib asks of an EnvRunner ----------------------------------------------------------------------
 
     def make_env(self) -> None:
         """Makes one environment, so that a broken one is noticed before the engine starts."""
-        self._creators: dict[str, EnvCreator] = {
-            "training": self.config.env_creator or env_creator_for(self.config.env, self.config.env_config),
-            "evaluation": self._evaluation_config.env_creator
-            or env_creator_for(self._evaluation_config.env, self._evaluation_config.env_config),
-        }
-        self.env = self._take_environments("training", 1)[0]
+        self._creators: dict[str, EnvCreator] = {kind: of_kind.env_creator for kind, of_kind in self._configs.items()}
+        self.env = self._take_environments(EVALUATION if self.config.in_evaluation else TRAINING, 1)[0]
+
+    @property
+    def split(self) -> str:
+        """Which problems this actor's own environment draws: "train", "heldout" or "all"."""
+        return task_of(self.env).split
 
     def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
         """Observation and action space of every prompt environment."""
@@ -115,27 +123,16 @@ class VLLMEnvRunner(EnvRunner):
         if self._broken is not None:
             raise self._broken
 
-    def sample(
-        self,
-        *,
-        num_timesteps: int | None = None,
-        num_episodes: int | None = None,
-        force_reset: bool = False,
-        **kwargs: Any,
-    ) -> list[RolloutBatch]:
-        """RLlib's own call, which evaluation actors get: plays the next `num_episodes` evaluation problems.
+    def sample(self, **kwargs: Any) -> list[RolloutBatch]:
+        """RLlib's own call, which could not say what to play.
 
-        Training goes through `sample_groups`, which says which groups to play and with which weights.
+        Raises:
+            RuntimeError: always.
         """
-        count = num_episodes or num_timesteps or self.config.evaluation_duration
-        # RLlib counts actors from 1; problem i goes to actor i modulo the number of actors.
-        actors, place = max(1, self.num_workers), max(0, self.worker_index - 1)
-        batch = self.sample_evaluation([place + actors * i for i in range(count)], greedy=False)
-        for reward in batch.rewards.tolist():
-            self.metrics.log_value(EPISODE_RETURN_MEAN, reward, window=batch.num_samples)
-        self.metrics.log_value(NUM_EPISODES, batch.num_samples, reduce="sum")
-        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, batch.num_samples, reduce="sum")
-        return [batch]
+        raise RuntimeError(
+            "A rollout actor is told which groups or problems to play, and with which weights: sample_groups and "
+            "sample_evaluation."
+        )
 
     def get_metrics(self) -> Any:
         """Metrics of the `sample` calls since the last call."""
@@ -163,7 +160,12 @@ class VLLMEnvRunner(EnvRunner):
         return self._weight_version
 
     def load_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, *, injection: MismatchInjection
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        version: int,
+        *,
+        injection: MismatchInjection,
+        seed: int,
     ) -> int:
         """Replaces the engine's weights and acknowledges with the version.
 
@@ -171,13 +173,14 @@ class VLLMEnvRunner(EnvRunner):
             weights: the trainer's, under checkpoint names.
             version: theirs.
             injection: what is done to them first, on purpose.
+            seed: of the injected noise, the run's.
 
         Raises:
             ValueError: if the weights are incomplete; the actor then refuses to sample until a whole set came.
         """
         self._weight_version, self._unusable = None, "its last weight update failed"
         if injection.changes_weights:
-            weights = injection.apply(weights, seed=self._run_seed)
+            weights = injection.apply(weights, seed=seed)
         self._engine.load_weights(weights)
         self._weight_version, self._unusable = version, None
         return version
@@ -189,12 +192,15 @@ class VLLMEnvRunner(EnvRunner):
 
     # ---- sampling ---------------------------------------------------------------------------------------------
 
-    def sample_groups(self, group_ids: Sequence[int], *, weight_version: int) -> tuple[RolloutBatch | None, list[int]]:
+    def sample_groups(
+        self, group_ids: Sequence[int], *, weight_version: int, mark: Path | None = None
+    ) -> tuple[RolloutBatch | None, list[int]]:
         """Plays `group_size` episodes for each group.
 
         Args:
             group_ids: which groups; an id decides the group's prompt and noise.
             weight_version: the version the driver believes this actor to have.
+            mark: file that names the running episode, if this process ends in it.
 
         Returns:
             The batch (None if no group could be played), and the ids of groups whose prompt does not fit.
@@ -203,42 +209,54 @@ class VLLMEnvRunner(EnvRunner):
             RuntimeError: if the actor has other weights.
         """
         self._require_version(weight_version)
+        self._mark = None if mark is None else ScoringMark(mark)
         size = self.config.group_size
         plan = [
             (
                 group * size + member,
                 group,
-                {"seed": request_seed(self._run_seed, _ENVIRONMENT, group) % 2**31},
+                {"seed": request_seed(self._seed_of(TRAINING), _ENVIRONMENT_NOISE, group) % 2**31},
             )
             for group in group_ids
             for member in range(size)
         ]
-        return self._play(plan, "training", self._sampling, _TRAINING)
+        return self._play(plan, TRAINING, self._sampling)
 
-    def sample_evaluation(self, indices: Sequence[int], *, greedy: bool) -> RolloutBatch:
-        """Plays the evaluation problems with the given indices, one episode each.
+    def sample_evaluation(
+        self, indices: Sequence[int], *, greedy: bool, weight_version: int, mark: Path | None = None
+    ) -> tuple[RolloutBatch | None, list[int]]:
+        """Plays the evaluation problems with the given indices, one episode each, as the evaluation is configured.
 
         Args:
             indices: places in the evaluation environment's fixed order of problems.
             greedy: take the most probable token instead of sampling.
+            weight_version: the version the driver believes this actor to have.
+            mark: file that names the running episode, if this process ends in it.
+
+        Returns:
+            The batch (None if nothing could be played), and the indices of problems whose prompt does not fit.
 
         Raises:
-            ValueError: if no prompt fits into the model's context.
+            ValueError: if there are fewer problems than the indices ask for.
+            RuntimeError: if the actor has other weights.
         """
-        sampling = self._evaluation_config.sampling_settings(greedy=greedy)
-        plan = [(index, index, {"options": {"index": index}}) for index in indices]
-        batch, too_long = self._play(plan, "evaluation", sampling, _EVALUATION)
-        if batch is None:
+        self._require_version(weight_version)
+        self._mark = None if mark is None else ScoringMark(mark)
+        task = task_of(self._take_environments(EVALUATION, 1)[0])
+        available = task.num_problems
+        if available is not None and len(indices) and max(indices) >= available:
             raise ValueError(
-                f"None of the {len(too_long)} evaluation prompts fits into {self._engine.max_model_len} tokens."
+                f"evaluation(evaluation_duration={self.config.evaluation_duration}): {task.name} has "
+                f"{available} problems in split={task.split!r}; ask for that many at most."
             )
-        return batch
+        plan = [(index, index, {"options": {"index": index}}) for index in indices]
+        return self._play(plan, EVALUATION, self._configs[EVALUATION].sampling_settings(greedy=greedy))
 
-    @property
-    def _run_seed(self) -> int:
-        if self.config.seed is None:
+    def _seed_of(self, kind: str) -> int:
+        seed = self._configs[kind].seed
+        if seed is None:
             raise ValueError("A rollout actor needs debugging(seed=...); an algorithm draws one at its start.")
-        return self.config.seed
+        return seed
 
     def _require_version(self, version: int) -> None:
         if self._unusable:
@@ -254,20 +272,27 @@ class VLLMEnvRunner(EnvRunner):
         plan: Sequence[tuple[int, int, dict[str, Any]]],
         kind: str,
         sampling: SamplingSettings,
-        noise: int,
     ) -> tuple[RolloutBatch | None, list[int]]:
         """Resets an environment per planned (sample, group, reset arguments), generates, steps, assembles."""
         environments = self._take_environments(kind, len(plan))
+        # All resets before the first request: nothing is generated for a group that is none.
+        prompts: list[Prompt] = []
+        for (sample, group, reset), environment in zip(plan, environments, strict=True):
+            with self._marked(group, sample):
+                prompts.append(environment.reset(**reset)[0])
+        require_same_prompts([group for _, group, _ in plan], prompts, environments)
         by_key: dict[str, tuple[int, int, gymnasium.Env[Any, str]]] = {}
         too_long: list[int] = []
-        for (sample, group, reset), environment in zip(plan, environments, strict=True):
-            prompt, _ = environment.reset(**reset)
-            request = self._request(sample, self._tokenizer.encode(prompt), sampling, noise)
+        requests: list[GenerationRequest] = []
+        for (sample, group, _), environment, prompt in zip(plan, environments, prompts, strict=True):
+            choice = task_of(environment).control_tokens_in_prompt
+            prompt_ids = self._tokenizers[kind].encode(prompt, control_tokens=choice)
+            request = self._request(sample, prompt_ids, sampling, kind)
             if request is None:
                 too_long.append(group)
                 continue
             by_key[request.key] = (sample, group, environment)
-            self._engine.add(request)
+            requests.append(request)
         too_long = list(dict.fromkeys(too_long))
         if too_long:
             logger.warning(
@@ -277,10 +302,13 @@ class VLLMEnvRunner(EnvRunner):
             )
         finished: dict[int, ScoredResponse] = {}
         try:
+            for request in requests:
+                self._engine.add(request)
             while self._engine.num_running:
                 for key, generation in self._engine.step():
                     sample, group, environment = by_key[key]
-                    finished[sample] = self._score(sample, group, environment, generation)
+                    with self._marked(group, sample):
+                        finished[sample] = self._score(sample, group, environment, generation, kind)
         except BaseException:
             self._engine.abort_all()
             raise
@@ -290,13 +318,14 @@ class VLLMEnvRunner(EnvRunner):
             return None, too_long
         settings = {
             "model": self.config.language_model_path,
-            "environment": str(self.config.env),
+            "environment": str(self._configs[kind].env),
+            "split": task_of(environments[0]).split,
             "mismatch_injection": self.config.mismatch_injected().as_dict(),
         } | sampling.as_dict()
         return assemble(ordered, sampling, router=self._router, settings=settings), too_long
 
     def _request(
-        self, sample: int, prompt_ids: list[int], sampling: SamplingSettings, noise: int
+        self, sample: int, prompt_ids: list[int], sampling: SamplingSettings, kind: str
     ) -> GenerationRequest | None:
         room = self._engine.max_model_len - len(prompt_ids)
         if room < 1:
@@ -307,25 +336,29 @@ class VLLMEnvRunner(EnvRunner):
             # Tokens that tie with the last one kept are kept too, and more than top_k come back.
             num_logprobs = 2 * sampling.top_k + 8 if sampling.top_k else self._engine.vocabulary_size
         return GenerationRequest(
-            key=f"{noise}-{sample}",
+            key=f"{kind}-{sample}",
             prompt_ids=prompt_ids,
             max_tokens=min(room, sampling.max_response_tokens),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             num_logprobs=min(num_logprobs, self._engine.vocabulary_size),
-            stop_token_ids=tuple(sorted(self._tokenizer.end_ids)),
-            seed=request_seed(self._run_seed, noise, sample),
+            stop_token_ids=tuple(sorted(self._tokenizers[kind].end_ids)),
+            seed=request_seed(self._seed_of(kind), _NOISE[kind], sample),
         )
 
     def _score(
-        self, sample: int, group: int, environment: gymnasium.Env[Any, str], generation: Generation
+        self, sample: int, group: int, environment: gymnasium.Env[Any, str], generation: Generation, kind: str
     ) -> ScoredResponse:
-        text = self._tokenizer.decode(generation.token_ids)
+        task = task_of(environment)
+        text = self._tokenizers[kind].decode(generation.token_ids, special_tokens=task.special_tokens_in_response)
         try:
-            _, reward, terminated, truncated, _ = environment.step(text)
-        except Exception as error:
-            if self.config.unscorable_responses == "stop":
+            _, value, terminated, truncated, _ = environment.step(text)
+            # A step of the task's own and wrappers can return anything.
+            reward = finite_reward(value, task.name, f"sample {sample} of group {group}, response={text!r}")
+        # A reward that calls sys.exit() is one that could not be computed, not the end of this actor.
+        except (Exception, SystemExit) as error:
+            if self._configs[kind].unscorable_responses == "stop":
                 error.add_note(f"while scoring sample {sample} of group {group}; the run was stopped")
                 raise
             logger.warning("Sample %d of group %d can't be scored and is left out: %r", sample, group, error)
@@ -336,7 +369,10 @@ class VLLMEnvRunner(EnvRunner):
                 "single-turn environments: return terminated=True from step()."
             )
         version = -1 if self._weight_version is None else self._weight_version
-        return ScoredResponse(sample, group, generation, float(reward), version)
+        return ScoredResponse(sample, group, generation, reward, version)
+
+    def _marked(self, group: int, sample: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._mark is None else self._mark.of(group, sample)
 
     def _take_environments(self, kind: str, count: int) -> list[gymnasium.Env[Any, str]]:
         """`count` environments, kept for the next call: every running episode holds its own state."""

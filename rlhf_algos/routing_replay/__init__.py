@@ -1,4 +1,4 @@
-"""Routing replay for mixture-of-experts models (MATH.md section 6): which routes, how they reach the routers, rows."""
+"""Routing replay for mixture-of-experts models (MATH 6): which routes, how they reach the routers, rows."""
 
 from rlhf_algos.routing_replay.adapters import (
     FoundRouter,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,30 +11,62 @@ from safetensors import safe_open
 
 Layout = dict[str, tuple[int, ...]]
 
+INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
 
 def checkpoint_layout(model: str) -> Layout:
-    """Name and shape of every tensor in a model's safetensors files.
+    """Name and shape of every tensor of a checkpoint.
+
+    With a `model.safetensors.index.json` these are the tensors that it names, in the files it names for them; without
+    one, those of `model.safetensors`. Other files beside them (Mistral's `consolidated.safetensors`, an adapter) are
+    not the checkpoint.
 
     Args:
         model: a directory, or a hub id whose files are in the local cache.
 
     Raises:
-        FileNotFoundError: if there are no safetensors files.
+        FileNotFoundError: if there is neither, or a file that the index names is not there.
+        ValueError: if a tensor is not in the file that the index names for it.
     """
     folder = Path(model)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        folder = Path(snapshot_download(model, allow_patterns=["*.safetensors"], local_files_only=True))
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder} holds no .safetensors files; convert the model's weights to safetensors.")
+        folder = Path(snapshot_download(model, allow_patterns=["*.safetensors", INDEX], local_files_only=True))
     layout: Layout = {}
-    for file in files:
+    for file, wanted in _files_of(folder).items():
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} does not exist, but {folder / INDEX} names it.")
         with safe_open(str(file), framework="numpy") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
+            found = list(tensors.keys())
+            lacking = sorted(set(wanted or ()) - set(found))
+            if lacking:
+                raise ValueError(f"{file} does not hold {_first(lacking)}, as {folder / INDEX} says.")
+            for name in wanted or found:
                 layout[name] = tuple(tensors.get_slice(name).get_shape())
     return layout
+
+
+def _files_of(folder: Path) -> dict[Path, list[str] | None]:
+    """The files of a checkpoint and which of their tensors belong to it; None for all."""
+    index = folder / INDEX
+    if index.is_file():
+        files: dict[Path, list[str] | None] = {}
+        for name, file in json.loads(index.read_text())["weight_map"].items():
+            names = files.setdefault(folder / file, [])
+            assert names is not None
+            names.append(name)
+        return files
+    single = folder / SINGLE_FILE
+    if not single.is_file():
+        there = sorted(file.name for file in folder.glob("*.safetensors"))
+        raise FileNotFoundError(
+            f"{folder} holds neither {INDEX} nor {SINGLE_FILE}"
+            + (f", only {_first(there)}" if there else "")
+            + "; save the model with transformers (save_pretrained writes safetensors)."
+        )
+    return {single: None}
 
 
 def check_layout(published: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:

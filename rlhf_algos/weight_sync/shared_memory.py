@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,11 +16,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from rlhf_algos.owned_folders import OwnedFolder
+
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class SharedWeights:
     """The folder of one run's published weights; `remove_older` deletes what no actor will ask for again.
+
+    It is removed by `close`, when the interpreter ends, or, if the process was killed, by the next start of any run.
 
     Args:
         parent: where the folder is made; shared memory by default.
@@ -32,8 +35,8 @@ class SharedWeights:
             raise FileNotFoundError(
                 f"{parent} does not exist: weights are handed over through shared memory. Mount a tmpfs there."
             )
-        # Readable by this user alone.
-        self.folder = Path(tempfile.mkdtemp(prefix="rlhf_algos-", dir=parent))
+        self._owned = OwnedFolder(parent)
+        self.folder = self._owned.path
 
     def path(self, version: int) -> Path:
         """The file of a version."""
@@ -41,13 +44,14 @@ class SharedWeights:
 
     def remove_older(self, version: int) -> None:
         """Deletes every version before `version`; a reader that still maps one keeps its memory until it lets go."""
-        for file in self.folder.glob("weights-*.safetensors"):
+        # With what a writer that died has left of one.
+        for file in self.folder.glob("weights-*"):
             if int(file.stem.removeprefix("weights-")) < version:
                 file.unlink()
 
     def close(self) -> None:
         """Frees the shared memory."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._owned.close()
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor], version: int) -> int:
@@ -76,8 +80,12 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor], version: int)
             "Enlarge the shared memory (docker: --shm-size)."
         )
     partial = path.with_suffix(".partial")
-    save_file(flat, partial, metadata={"version": str(version), "index": json.dumps(index)})
-    partial.replace(path)
+    try:
+        save_file(flat, partial, metadata={"version": str(version), "index": json.dumps(index)})
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     return needed
 
 

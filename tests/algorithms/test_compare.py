@@ -1,4 +1,4 @@
-"""Corrections on one fixed batch, in this process (issue 5, bar 3)."""
+"""Corrections on one fixed batch, in this process."""
 
 import dataclasses
 import json
@@ -50,7 +50,8 @@ def test_identical_policies_make_all_settings_one(peaked_models):
         assert row["norm_ratio"] == pytest.approx(1.0, abs=1e-5), row
         assert row["tis"] == pytest.approx(1.0, abs=1e-5)
         assert row["kept_signal"] == 1.0
-        assert row["tis_clipfrac"] == 0.0
+        # Without a corrector there is no weight that could be changed.
+        assert row.get("tis_clipfrac") == (None if row["setting"].startswith("none") else 0.0)
     json.dumps(table)
 
 

@@ -13,6 +13,7 @@ from ray import tune
 from rlhf_algos.algorithms.base.paths import absolute_model
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.models import resolve_model
+from tests.learner.conftest import make_batch
 
 
 def base():
@@ -25,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     shutil.copytree(resolve_model("rlhf_algos/tiny-moe"), tmp_path / "my-model")
     (tmp_path / "org").mkdir()
     (tmp_path / "b").mkdir()
-    (tmp_path / "b/iteration-000001.safetensors").touch()
+    make_batch([3, 2]).save(tmp_path / "b/iteration-000001.safetensors")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path

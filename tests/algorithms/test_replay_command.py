@@ -24,7 +24,7 @@ def saved(peaked_models, tmp_path):
     ratios = np.array([4.0, 1.0, 0.25, 1.0, 1.0, 1.0])
     batch = sampled_by(make_batch([4, 2], advantages=[2.0, -1.0]), peaked_models["untied"], np.log(ratios))
     (tmp_path / "batches").mkdir()
-    batch.save(tmp_path / "batches" / "iteration-000001.safetensors")
+    batch.save(tmp_path / "batches" / "step-000001.safetensors")
     return tmp_path / "batches"
 
 

@@ -48,12 +48,12 @@ def test_the_algorithm_has_the_seed_that_its_processes_get(monkeypatch):
     """Without processes: what RLlib's own set-up finds is what it hands to actors, learners and evaluation."""
     found = []
     monkeypatch.setattr(Algorithm, "setup", lambda self, config: found.append(self.config))
-    monkeypatch.setattr(LanguageModelAlgorithm, "_publish", lambda self: None)
+    monkeypatch.setattr(LanguageModelAlgorithm, "_publish", lambda self, version: None)
     monkeypatch.setattr("ray.util.get_current_placement_group", lambda: "a trial's")
     seeds = []
     for _ in range(2):
         algorithm = object.__new__(GRPO)
-        algorithm.setup(with_frozen(base()))
+        algorithm.setup(with_frozen(base().learners(num_learners=0)))
         (config,) = found
         seeds.append(config.seed)
         assert algorithm.config is config
@@ -77,9 +77,9 @@ def test_a_reset_draws_anew():
 
 def test_processes_refuse_to_make_one_up():
     runner = object.__new__(VLLMEnvRunner)
-    runner.config = base()
+    runner._configs = {"training": base()}
     with pytest.raises(ValueError, match=r"needs debugging\(seed=...\)"):
-        _ = runner._run_seed
+        runner._seed_of("training")
     learner = object.__new__(GRPOLearner)
     learner.config, learner._weights_seq_no = base().training(minibatch_size=2), 0
     batch = type("Batch", (), {"num_samples": 4})

@@ -1,4 +1,4 @@
-"""A response that nobody can score: the run stops, or it is left out and counted (case B27)."""
+"""A response that nobody can score: the run stops, or it is left out and counted."""
 
 import numpy as np
 import pytest

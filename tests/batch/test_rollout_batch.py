@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.batch import RolloutBatch, read_header
 from tests.learner.conftest import make_batch
 
 
@@ -86,6 +86,44 @@ def test_bad_files_are_refused(tmp_path):
         RolloutBatch.load(later)
 
 
+def test_files_of_the_version_with_float32_rewards_are_refused(tmp_path):
+    from safetensors.numpy import save_file
+
+    older = tmp_path / "older.safetensors"
+    save_file({"a": np.zeros(2)}, older, metadata={"format": "rlhf_algos.RolloutBatch", "format_version": "2"})
+    with pytest.raises(ValueError, match=r"format version 2, this library reads version 3 .*float32.*sample the batch"):
+        RolloutBatch.load(older)
+
+
+@pytest.mark.parametrize("lost", ["format_version", "settings", "content_hash"])
+def test_an_incomplete_header_is_refused(tmp_path, lost):
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    path = full_batch([2, 3]).save(tmp_path / "batch.safetensors")
+    with safe_open(str(path), framework="numpy") as file:
+        header, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(arrays, path, metadata={name: value for name, value in header.items() if name != lost})
+    with pytest.raises(ValueError, match=r"batch\.safetensors has .*(format version None|header)"):
+        RolloutBatch.load(path)
+
+
+def test_rewards_keep_their_digits(tmp_path):
+    batch = dataclasses.replace(make_batch([2, 3]), rewards=np.array([16777216.0, 16777217.0]))
+    shuffled = RolloutBatch.concatenate([batch.select([1]), batch.select([0])])
+    assert RolloutBatch.load(shuffled.save(tmp_path / "b")).rewards.tolist() == [16777217.0, 16777216.0]
+
+
+def test_a_header_says_who_wrote_the_file(tmp_path):
+    batch = full_batch([2, 3])
+    assert read_header(batch.save(tmp_path / "plain")).origin is None
+    path = batch.save(tmp_path / "named", origin={"run": "a", "seed": 0})
+    header = read_header(path)
+    assert header.origin == {"run": "a", "seed": 0}
+    assert header.settings == batch.settings and header.content_hash == batch.content_hash
+    assert equal(RolloutBatch.load(path), batch)
+
+
 def test_a_changed_file_is_noticed(tmp_path):
     """One reward exchanged in the file, everything else as it was saved."""
     from safetensors import safe_open
@@ -112,8 +150,8 @@ def test_the_hash_is_that_of_the_content():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"rewards": np.zeros(3, np.float32)}, r"rewards has 3 rows, but the batch has B = 2"),
-        ({"rewards": np.zeros(2)}, r"rewards must have dtype float32, got float64"),
+        ({"rewards": np.zeros(3)}, r"rewards has 3 rows, but the batch has B = 2"),
+        ({"rewards": np.zeros(2, np.float32)}, r"rewards must have dtype float64, got float32"),
         ({"loss_mask": np.ones(4, bool)}, r"loss_mask has 4 rows, but the batch has T = 5"),
         ({"head_ids": np.zeros((5, 2), np.int32)}, r"head_ids and head_logprobs are recorded together"),
         ({"routes": np.zeros((14, 1, 2), np.int64)}, r"routes must be uint8 or uint16, got int64"),

@@ -6,6 +6,7 @@ import os
 import pytest
 from rich.console import Console
 
+from rlhf_algos.commands import measures
 from rlhf_algos.commands.errors import message_of
 from rlhf_algos.commands.ray_session import _standard_error_if_it_fails
 from rlhf_algos.commands.sweep_display import SweepDisplay, SweepLines, SweepTable, sweep_display
@@ -17,7 +18,7 @@ ROW = {
     "env_runners/episode_return_mean": 0.25,
     "learners/default_policy/train_rollout_logprob_abs_diff": 0.0123,
 }
-EVALUATED = ROW | {"evaluation/env_runners/episode_return_mean": 0.75}
+EVALUATED = ROW | {"evaluation/env_runners/episode_return_mean": 0.75, "evaluation/env_runners/held_out": 1.0}
 
 
 @pytest.fixture
@@ -97,3 +98,12 @@ def test_values_in_the_names_of_trials():
     assert as_text({"type": "tis", "high": 3.0}) == "tis(high=3.0)"
     assert as_text({"digits": 2}) == '{"digits": 2}'
     assert as_text([1, None]) == "[1, null]"
+
+
+def test_a_heading_claims_no_more_than_every_row_says():
+    key = "evaluation/env_runners/episode_return_mean"
+    held_out, trained_on = ({key: 0.5, "evaluation/env_runners/held_out": value} for value in (1.0, 0.0))
+    assert measures.EVALUATED.heading_for([held_out, {}]) == "held-out"
+    for rows in ([trained_on], [held_out, trained_on], [{key: 0.5}]):
+        assert measures.EVALUATED.heading_for(rows) == "evaluated"
+    assert measures.as_line(trained_on) == "evaluated 0.500"

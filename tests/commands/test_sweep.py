@@ -35,7 +35,7 @@ def table_in(shown):
 
 
 def test_a_failure_an_interrupt_and_two_resumes(ray_session, command, run_folder, log, tmp_path, capsys):
-    """Bar 5: which trial failed and why is said, the others finish, and nothing runs twice."""
+    """Which trial failed and why is said, the others finish, and nothing runs twice."""
     files = {name: str(tmp_path / name) for name in ("log", "repaired", "interrupted")}
     trouble = [
         {"fail_at": 9},

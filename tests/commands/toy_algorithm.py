@@ -70,7 +70,7 @@ class Toy(GRPO):
             time.sleep(60)
 
     def evaluate(self, parallel_train_future=None):
-        return {"env_runners": {"episode_return_mean": 0.5, "greedy_return_mean": 0.75}}
+        return {"env_runners": {"episode_return_mean": 0.5, "greedy_return_mean": 0.75, "held_out": 1.0}}
 
     def save_pretrained(self, path):
         path.mkdir()

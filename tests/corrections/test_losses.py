@@ -1,4 +1,4 @@
-"""Correctors together with the losses: coefficients, loss and gradient of cases B19 and B23."""
+"""Correctors together with the losses: coefficients, loss and gradient, also of overflowing ratios."""
 
 import math
 
@@ -26,7 +26,7 @@ def corrected_step(corrector, trainer, sampler, advantages, mask=None, samples=N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-class TestOverflow:  # B19
+class TestOverflow:
     def test_icepop_drops_the_token(self, dtype):
         weights, loss, gradient = corrected_step(
             IcePop(0.5, 5.0), [-1.0, -1.0], [-1001.0, -1.0], [1.0, 1.0], dtype=dtype
@@ -60,7 +60,7 @@ class TestOverflow:  # B19
         assert step[0] == [5.0, 5.0, 1.0]
 
 
-def test_half_precision_itself_is_refused():  # B19: log-probabilities held in bf16 are upcast first, as above
+def test_half_precision_itself_is_refused():  # log-probabilities held in bf16 are upcast first, as above
     with pytest.raises(TypeError, match=r"log_ratio must be torch\.float32 or torch\.float64; got torch\.bfloat16"):
         IcePop().correct(torch.zeros(1).bfloat16(), torch.zeros(1, dtype=torch.int64), torch.tensor([True]))
 
@@ -74,7 +74,7 @@ def test_garbage_at_untrained_tokens_reaches_neither_loss_nor_gradient(garbage):
 
 
 @pytest.mark.parametrize("corrector", [ImportanceSampling(), TIS(), IcePop(), SequenceTIS(), SequenceMask()], ids=repr)
-def test_the_weight_carries_no_gradient(corrector):  # B23
+def test_the_weight_carries_no_gradient(corrector):
     logits = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
     logprobs = logits.log_softmax(-1)[:1]
     rollout = torch.tensor([0.5], dtype=torch.float64).log()
@@ -90,13 +90,13 @@ def test_the_weight_carries_no_gradient(corrector):  # B23
     assert gradient.tolist() == pytest.approx([-0.270042, 0.270042], abs=1e-6)  # what must not happen
 
 
-def test_weight_itself_is_detached():  # B23, as score centering calls it
+def test_weight_itself_is_detached():  # as score centering calls it
     logits = torch.tensor([1.0, 0.0], requires_grad=True)
     for corrector in (NoCorrection(), ImportanceSampling(), TIS(), IcePop()):
         assert not corrector.weight((logits.log_softmax(-1) - math.log(0.5)).exp()).requires_grad
 
 
-def test_advantages_and_weights_follow_the_response():  # B23: as many responses as tokens each
+def test_advantages_and_weights_follow_the_response():  # as many responses as tokens each
     # Two responses of two tokens; the trap broadcasts [2] against [2, 2] along the wrong axis.
     samples = torch.tensor([0, 0, 1, 1])
     advantages = torch.tensor([1.0, -1.0])[samples]

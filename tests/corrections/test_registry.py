@@ -190,7 +190,7 @@ def test_a_failing_import_inside_the_users_module_is_told(tmp_path, monkeypatch)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
-def test_the_documentation_names_every_corrector_with_its_defaults():  # B23: the docs say which mean is used
+def test_the_documentation_names_every_corrector_with_its_defaults():  # and which mean a sequence-level one takes
     page = (Path(__file__).parents[2] / "docs/corrections.md").read_text()
     for name, cls in CORRECTORS.items():
         (row,) = [line for line in page.splitlines() if line.startswith(f'| `"{name}"` |')]

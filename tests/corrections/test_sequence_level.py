@@ -1,4 +1,4 @@
-"""Sequence-level correctors: MATH.md 5.4 and 5.5, the sequence part of case B23."""
+"""Sequence-level correctors: MATH 5.4 and 5.5."""
 
 import math
 import re
@@ -94,7 +94,7 @@ def test_ends_are_inside():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_length(dtype):  # B23: 10,000 tokens each off by -0.001
+def test_length(dtype):  # 10,000 tokens each off by -0.001
     tokens = {"log_ratio": [-0.001] * 10_000, "samples": [3] * 10_000, "mask": [True] * 10_000, "dtype": dtype}
     for corrector, ratio in (
         (SequenceTIS(), 0.9990),

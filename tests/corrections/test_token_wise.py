@@ -1,4 +1,4 @@
-"""Token-wise correctors: MATH.md 5.1 to 5.3 and 5.6."""
+"""Token-wise correctors: MATH 5.1 to 5.3 and 5.6."""
 
 import math
 

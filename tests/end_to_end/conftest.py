@@ -8,12 +8,12 @@ import torch
 
 from rlhf_algos.algorithms.base import weights
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
-from rlhf_algos.algorithms.base.rollouts import sample_groups
+from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.objectives import group_advantages
 from rlhf_algos.weight_sync import SharedWeights
 
-TRAINING_OPTIONS = ("corrector", "router_replay", "num_epochs", "minibatch_size")
+TRAINING_OPTIONS = ("corrector", "router_replay", "num_epochs", "minibatch_size", "kl_coefficient", "kl_kind")
 
 
 def config_for(model, **overrides) -> GRPOConfig:
@@ -45,20 +45,15 @@ class Loop:
 
     def publish(self):
         weights.publish(self.learners, self.shared, self.version)
-        weights.distribute(self.actors, self.shared, self.version)
+        weights.distribute(self.actors, self.shared, self.version, seed=0)
 
     def sample(self, first_group):
-        batch = sample_groups(
-            self.actors,
-            range(first_group, first_group + 4),
-            weight_version=self.version,
-            restore=lambda: None,
-            patience_s=60,
-        ).batch
+        actors = Actors(self.actors, restore=lambda: None, patience_s=60)
+        batch = sample_groups(actors, range(first_group, first_group + 4), weight_version=self.version).batch
         # A random model earns no reward; lengths give every group a signal and each update some size.
-        rewards = batch.response_lengths.astype(np.float32) + np.arange(batch.num_samples, dtype=np.float32) % 3
+        rewards = batch.response_lengths + np.arange(batch.num_samples) % 3.0
         advantages = group_advantages(torch.from_numpy(rewards), torch.from_numpy(batch.group_ids))
-        return dataclasses.replace(batch, rewards=rewards, advantages=advantages.numpy())
+        return dataclasses.replace(batch, rewards=rewards, advantages=advantages.float().numpy())
 
     def iterate(self):
         batch = self.sample(self.version * 4)

@@ -1,4 +1,4 @@
-"""The whole algorithm: reproducible runs, a killed actor, evaluation, resources, Tune (bars 3 and 9)."""
+"""The whole algorithm: reproducible runs, a killed actor, evaluation, resources, Tune."""
 
 import os
 import signal
@@ -12,6 +12,8 @@ import torch
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.envs import PromptEnv
+from rlhf_algos.envs.addition import listed_problems
+from tests.listening import listening_addresses
 
 
 def config_for(seed=0, num_env_runners=1) -> GRPOConfig:
@@ -23,10 +25,7 @@ def config_for(seed=0, num_env_runners=1) -> GRPOConfig:
         .env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.5, num_threads_per_env_runner=2)
         .learners(num_threads_per_learner=2)
         .training(prompts_per_iteration=8, group_size=4, lr=1e-3)
-        .evaluation(
-            evaluation_duration=30,
-            evaluation_config={"env_config": {"digits": 2, "split": "heldout"}},
-        )
+        .evaluation(evaluation_duration=30)
         .debugging(seed=seed)
     )
 
@@ -57,6 +56,15 @@ def first_run(ray_session):
     losses = recorder.train(5)
     yield algorithm, recorder, recorder.batches[:], losses
     algorithm.stop()
+
+
+def test_nothing_listens_beyond_this_machine(first_run):
+    """Ray's servers, every worker, the learners' store and gloo: all processes of a running algorithm."""
+    listening = listening_addresses(os.getpid())
+    for part in ("gcs_server", "raylet", "VLLMEnvRunner", "GRPOLearner"):
+        assert any(part in process for process in listening), (part, listening)
+    beyond = {process: found for process, found in listening.items() if found - {"127.0.0.1", "::1"}}
+    assert beyond == {}
 
 
 def test_same_seed_gives_the_same_run_and_another_seed_does_not(first_run):
@@ -103,20 +111,23 @@ def test_results_stand_under_rllibs_keys(first_run):
     assert learner["learning_rate"] == pytest.approx(1e-3)
 
 
-def test_evaluation_plays_the_same_heldout_problems_each_time(first_run):
+def test_evaluation_plays_the_first_heldout_problems_and_none_that_is_trained_on(first_run):
     algorithm = first_run[0]
     first, second = (algorithm.evaluate()["env_runners"] for _ in range(2))
     assert first == second
     assert first["num_episodes"] == 30
     assert 0 < first["greedy_return_mean"] <= 1
+    assert (first["split"], first["held_out"]) == ("heldout", 1.0)
+    assert first["weight_version"] == algorithm._weight_version
 
     def prompts(runner):
-        return runner.sample_evaluation(range(30), greedy=True).prompt_ids
+        batch, _ = runner.sample_evaluation(range(30), greedy=True, weight_version=runner.weight_version)
+        decode = runner._tokenizers["evaluation"]._tokenizer.decode
+        return [decode(ids) for ids in np.split(batch.prompt_ids, np.cumsum(batch.prompt_lengths)[:-1])]
 
     actor = algorithm.env_runner_group.healthy_env_runner_ids()[0]
-    heldout = on_env_runners(algorithm.env_runner_group, prompts, actors=[actor])[actor]
-    again = on_env_runners(algorithm.env_runner_group, prompts, actors=[actor])[actor]
-    assert np.array_equal(heldout, again)
+    played = on_env_runners(algorithm.env_runner_group, prompts, actors=[actor])[actor]
+    assert played == [f"{left}+{right}=" for left, right in listed_problems(2, "heldout", 0.1)[:30]]
 
 
 def test_saved_model_loads_and_agrees(first_run, tmp_path):
@@ -144,8 +155,36 @@ def test_saved_model_loads_and_agrees(first_run, tmp_path):
     assert tokenizer.decode(prompt).endswith("=")
 
 
+def test_a_reward_that_ends_the_process_is_tried_twice_and_named(first_run):
+    """The second time the error names the group; another configuration then goes on with the same algorithm."""
+
+    class Exits(PromptEnv):
+        def prompt(self, rng):
+            self.number = int(rng.integers(10, 99))
+            return f"{self.number}="
+
+        def reward(self, response):
+            if self.number % 10 == 4:
+                os._exit(1)
+            return 1.0
+
+    algorithm = first_run[0]
+    config = config_for().environment(Exits).training(prompts_per_iteration=40)
+    config.env_config = {"split": "all"}
+    assert algorithm.reset_config(config)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"environment of sample \d+ of group \d+ was running, and so it did"):
+        algorithm.train()
+    assert time.monotonic() - started < 120
+    deadline = time.monotonic() + 120
+    while not algorithm.env_runner_group.healthy_env_runner_ids() and time.monotonic() < deadline:
+        algorithm.restore_env_runners(algorithm.env_runner_group)
+    assert algorithm.reset_config(config_for())
+    assert algorithm.train()["learners"]["default_policy"]["train_rollout_logprob_abs_diff"] < 1e-6
+
+
 def test_a_killed_actor_comes_back_with_current_weights_and_groups_stay_whole(ray_session):
-    """Bar 9: one of two actors is killed while it samples."""
+    """One of two actors is killed while it samples."""
     algorithm = config_for(num_env_runners=2).build_algo()
     try:
         recorder = Recorder(algorithm)

@@ -9,8 +9,9 @@ SCRIPT = """
 import time
 import ray
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.local_ray import start_ray
 
-ray.init(num_cpus=4, num_gpus=3, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+start_ray(num_cpus=4, num_gpus=3, log_to_driver=False)
 
 def config(learners, gpus=1):
     return (

@@ -1,4 +1,4 @@
-"""What rollout actors record, through the real engine (cases B03, B29, B37, B49)."""
+"""What rollout actors record, through the real engine."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_head_holds_the_most_probable_tokens_and_the_sampled_one(recorded):
     assert rows.any()
     # A sampled token outside the head is no more probable than the head's last.
     assert (recorded.rollout_logprobs[~rows] <= recorded.head_logprobs[~rows, -1]).all()
-    # B03: the recorded log q is the sampled token's, not the first entry's.
+    # The recorded log q is the sampled token's, not the first entry's.
     assert np.array_equal(recorded.head_logprobs[inside], recorded.rollout_logprobs[rows])
 
 
@@ -48,7 +48,7 @@ def test_routes_cover_every_position_but_the_last(recorded):
 
 
 def test_groups_keep_their_order_prompt_and_reward(recorded):
-    """B29: responses finish in any order; each stays with its own prompt and group."""
+    """Responses finish in any order; each stays with its own prompt and group."""
     assert recorded.group_ids.tolist() == [3] * 4 + [1] * 4 + [2] * 4 + [0] * 4
     assert recorded.sample_ids.tolist() == [12, 13, 14, 15, 4, 5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3]
     prompts = np.split(recorded.prompt_ids, np.cumsum(recorded.prompt_lengths)[:-1])
@@ -65,7 +65,7 @@ def test_members_of_a_group_and_groups_on_two_actors_get_different_noise(actors_
     def same_prompt_twice(runner):
         runner._weight_version = 0
         plan = [(sample, sample, {"seed": 7}) for sample in range(8)]
-        return runner._play(plan, "training", runner._sampling, 0)[0]
+        return runner._play(plan, "training", runner._sampling)[0]
 
     batch = call(actors_for("untied", record_head=128), same_prompt_twice)
     responses = np.split(batch.response_ids, np.cumsum(batch.response_lengths)[:-1])
@@ -73,12 +73,12 @@ def test_members_of_a_group_and_groups_on_two_actors_get_different_noise(actors_
 
 
 def test_every_end_id_of_the_generation_config_ends_a_response(actors_for):
-    """B37: the model's config names ids 1 and 2; a response that met neither is truncated, not terminated."""
+    """The model's config names ids 1 and 2; a response that met neither is truncated, not terminated."""
 
     def sample(runner):
         runner._weight_version = 0
         batch = runner.sample_groups(list(range(40)), weight_version=0)[0]
-        return batch, sorted(runner._tokenizer.end_ids)
+        return batch, sorted(runner._tokenizers["training"].end_ids)
 
     batch, end_ids = call(actors_for("untied"), sample)
     assert end_ids == [1, 2]
@@ -94,12 +94,15 @@ def test_every_end_id_of_the_generation_config_ends_a_response(actors_for):
 
 
 def test_prompts_that_do_not_fit_are_reported(actors_for):
-    """B49: context 32; a prompt of 32 tokens leaves no room, one of 31 leaves one token."""
+    """Context 32: a prompt of 32 tokens leaves no room, one of 31 leaves one token."""
 
     def sample(runner):
         from rlhf_algos.rollout.sampling import SamplingSettings
 
-        rooms = [runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), 0) for n in (4, 30, 31, 32, 40)]
+        rooms = [
+            runner._request(0, [7] * n, SamplingSettings(max_response_tokens=8), "training")
+            for n in (4, 30, 31, 32, 40)
+        ]
         return [None if request is None else request.max_tokens for request in rooms]
 
     assert call(actors_for("untied"), sample) == [8, 2, 1, None, None]
@@ -169,7 +172,7 @@ def test_a_failing_reward_stops_the_run_and_names_the_sample(actors_for):
 
 @pytest.mark.parametrize("fault", ["nan", "none", "raises"])
 def test_on_request_an_unscorable_response_is_left_out(actors_for, fault):
-    """B27: NaN, None and an exception mean the same; the others of the group keep their rewards."""
+    """NaN, None and an exception mean the same; the others of the group keep their rewards."""
 
     def sample(runner):
         from rlhf_algos.envs import PromptEnv, env_creator_for
@@ -188,7 +191,8 @@ def test_on_request_an_unscorable_response_is_left_out(actors_for, fault):
         creators = runner._creators
         runner._creators = {**creators, "training": env_creator_for(lambda c: Moody(split="all"))}
         runner._environments = {}
-        runner.config = runner.config.copy(copy_frozen=False).training(unscorable_responses="leave_out")
+        lenient = runner.config.copy(copy_frozen=False).training(unscorable_responses="leave_out")
+        runner._configs = {**runner._configs, "training": lenient}
         try:
             runner._weight_version = 0
             return runner.sample_groups([5, 6, 7], weight_version=0)[0]

@@ -52,7 +52,7 @@ def metrics_with(learner_pool, peaked_models, bfloat16_batch):
 
 
 def test_r3_removes_the_routing_part_of_the_mismatch(metrics_with):
-    """Bar 1: k3 and the largest difference are each at least 5 times smaller; more than 0.5 % of routes differ."""
+    """k3 and the largest difference are each at least 5 times smaller; more than 0.5 % of routes differ."""
     without, with_r3 = metrics_with(), metrics_with(router_replay="r3")
     assert without["route_mismatch"] > 0.005
     assert with_r3["replayed_fraction"] == 1.0 and without["replayed_fraction"] == 0.0
@@ -206,7 +206,7 @@ class LongPrompt(PromptEnv):
 
 
 def test_routes_do_not_depend_on_the_prefix_cache(ray_session, peaked_models):
-    """Bar 6: the same tokens have the same routes, whether their prompt was computed or found in the cache."""
+    """The same tokens have the same routes, whether their prompt was computed or found in the cache."""
     from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
     batches = {}

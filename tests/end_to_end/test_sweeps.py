@@ -1,4 +1,4 @@
-"""Sweeps on real engines: case B45, which processes trials share, and the commands."""
+"""Sweeps on real engines: which processes trials share, and the commands."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class CountedGRPO(GRPO):
         return result
 
 
-# ---- B45 ---------------------------------------------------------------------------------------------------------
+# ---- trials one after another --------------------------------------------------------------------------------------
 
 
 class Share(PromptEnv):

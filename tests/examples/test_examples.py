@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_algos.report import write_report
+from rlhf_algos.report.discovery import read_runs
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,8 +29,22 @@ def test_replay_of_a_saved_batch(tmp_path):
     assert float(rows[0].split()[-4]) == pytest.approx(1.0)
 
 
-def test_training_from_python(tmp_path):
-    output = run_example("demo.py", "--iterations", 1, "--runs", tmp_path)
-    assert "Held-out accuracy after:" in output
-    (folder,) = tmp_path.iterdir()
-    assert {"progress.jsonl", "reward_and_mismatch.png", "model"} <= {file.name for file in folder.iterdir()}
+def test_the_demo_leaves_a_run_that_the_report_knows(tmp_path):
+    output = run_example("demo.py", "--iterations", 1, "--seed", 3, "--runs", tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("demo-")
+    assert "Held-out after 0 iterations: " in output and "Held-out after 1 iterations: " in output
+    for shown in (folder, folder / "model", folder / "reward_and_mismatch.png"):
+        assert str(shown) in output
+    report = write_report([folder], tmp_path / "report")
+    page = report.page.read_text()
+    assert report.notes == ()
+    (run,) = read_runs([folder])
+    assert (run.state, run.seed, sorted(run.rows)) == ("finished", 3, [0, 1])
+    assert run.config["training"]["lr"] == [[0, 3e-4], [512, 0.0]]
+    assert run.config["evaluation"]["evaluation_duration"] == 500
+    assert run.rows[1]["evaluation/env_runners/num_episodes"] == 500
+    assert "sample responses" in page.lower() and len(run.samples) > 0
+    # Nothing is corrected, so nothing is said of a correction.
+    assert not any("tis_clipfrac" in key for row in run.rows.values() for key in row)
+    assert "tis_clipfrac" not in output and "weight changed" not in report.table.read_text()

@@ -21,7 +21,7 @@ def make_batch(lengths, *, masked=(), seed=0, prompt_length=5, vocabulary=263, a
         group_ids=np.arange(count, dtype=np.int64) // 2,
         prompt_lengths=prompt_lengths,
         response_lengths=response_lengths,
-        rewards=rng.normal(size=count).astype(np.float32),
+        rewards=rng.normal(size=count),
         finish_reasons=np.zeros(count, dtype=np.uint8),
         prompt_ids=rng.integers(7, vocabulary, int(prompt_lengths.sum())).astype(np.int64),
         response_ids=rng.integers(7, vocabulary, tokens).astype(np.int64),

@@ -1,4 +1,4 @@
-"""The gradient of one step equals a plain reference's, however the batch is packed and split (bar 4; B31, B33, B35)."""
+"""The gradient of one step equals a plain reference's, however the batch is packed and split."""
 
 import dataclasses
 import re
@@ -64,7 +64,7 @@ def test_tied_embeddings_equal_the_reference(learners, peaked_models):
 
 
 def test_fewer_micro_batches_than_ranks(learners, peaked_models):
-    """B33: one trained sample for two ranks; the other rank's dummy keeps step and changes nothing."""
+    """One trained sample for two ranks; the other rank's dummy keeps step and changes nothing."""
     batch = make_batch([9, 4], masked=[1])
     group = learners(num_learners=2, zero_stage=3)
     metrics, gradients = step(group, batch)
@@ -74,7 +74,7 @@ def test_fewer_micro_batches_than_ranks(learners, peaked_models):
 
 
 def test_a_failing_rank_stops_all(ray_session, peaked_models):
-    """B33: the driver gets the failing rank's own error within 60 s, although the other waits for it."""
+    """The driver gets the failing rank's own error within 60 s, although the other waits for it."""
     batch = make_batch([9, 4, 6, 8])
     # Processes of its own: they can't be used after the error.
     config = make_config(peaked_models["untied"], num_learners=2, zero_stage=2)
@@ -95,7 +95,7 @@ def test_a_failing_rank_stops_all(ray_session, peaked_models):
 
 
 def test_everything_masked_changes_nothing(learners):
-    """B35: loss 0, finite metrics, the same weights."""
+    """Loss 0, finite metrics, the same weights."""
     batch = make_batch([3, 0, 5], masked=[0, 1, 2])
     group = learners()
     before = on_learners(group, lambda learner: {n: t.clone() for n, t in learner.named_weights()})[0]
@@ -190,7 +190,7 @@ def test_kl_penalty_pulls_back_and_needs_a_reference_only_if_on(learners):
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_a_gradient_that_is_not_finite_is_not_stepped_with(learners, zero_stage):
-    """B19: the step is refused with an error, the weights stay bit-equal, and so nothing broken can be published."""
+    """The step is refused with an error, the weights stay bit-equal, and so nothing broken can be published."""
     batch = make_batch([6, 5, 7, 4])
     group = learners(num_learners=2, zero_stage=zero_stage, lr=1e-2)
 

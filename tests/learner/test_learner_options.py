@@ -57,7 +57,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(learners):
 
 @pytest.mark.parametrize("model", ["tied", "untied"])
 def test_a_saved_model_is_the_trained_one_and_stays_tied_or_not(learners, tmp_path, model):
-    """B41: after two steps, what is loaded from disk has the learner's log-probabilities and its kind of head."""
+    """After two steps, what is loaded from disk has the learner's log-probabilities and its kind of head."""
     batch = make_batch([6, 5, 7, 4])
     group = learners(model, lr=1e-2, num_learners=2, zero_stage=3)
     run(group, batch, env_steps=(0, 1))

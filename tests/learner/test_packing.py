@@ -1,4 +1,4 @@
-"""Micro-batches: every sample once, budgets kept, the same number on every rank, exact alignment (B05, B33)."""
+"""Micro-batches: every sample once, budgets kept, the same number on every rank, exact alignment."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_every_sample_is_trained_once_within_the_budget(lengths, num_ranks, toke
     assert sorted(seen) == list(range(len(lengths)))
     for micro_batches in plan:
         for chosen in micro_batches:
-            # B05: a sequence longer than the budget is trained alone, not dropped.
+            # A sequence longer than the budget is trained alone, not dropped.
             assert len(chosen) <= 1 or sum(lengths[i] for i in chosen) <= token_budget
 
 

@@ -1,4 +1,4 @@
-"""Group advantages: MATH.md section 2, cases B29 and B35."""
+"""Group advantages: MATH 2; groups in any order, empty responses."""
 
 import itertools
 import math
@@ -41,15 +41,15 @@ def test_leave_one_out_compares_with_the_mean_of_the_others():
     assert got == pytest.approx(expected, abs=1e-6)
 
 
-def test_groups_are_found_by_id_in_every_completion_order():  # B29
-    # sample  A1    B1     A2    B2     (A = group 40, B = group 3: ids are not positions)
+def test_groups_are_found_by_id_in_every_completion_order():
+    # group   40    3      40    3      (ids are not positions)
     samples = [(1.0, 40, 1.0), (10.0, 3, 0.0), (0.0, 40, -1.0), (10.0, 3, 0.0)]
     for order in itertools.permutations(samples):
         rewards, groups, expected = zip(*order, strict=True)
         assert advantages(rewards, groups) == pytest.approx(expected, abs=1e-5)
 
 
-def test_reward_of_an_empty_response_counts():  # B35
+def test_reward_of_an_empty_response_counts():
     assert advantages([1.0, 0.0], [0, 0]) == pytest.approx([1, -1], abs=1e-5)
 
 
@@ -144,3 +144,21 @@ def test_refusals():
         group_advantages(rewards.bfloat16(), ids(1, 1, 1))
     with pytest.raises(ValueError, match="at least one group"):
         zero_std_group_fraction(rewards[:0], ids())
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e39, 1e200, 1e307])
+def test_divided_advantages_do_not_depend_on_the_size_of_rewards(scale):
+    rewards = torch.tensor([1.0, -1.0, 1.0, 0.5], dtype=torch.float64)
+    groups = torch.zeros(4, dtype=torch.int64)
+    expected = group_advantages(rewards, groups, eps=0.0)
+    assert torch.allclose(group_advantages(rewards * scale, groups, eps=0.0), expected, rtol=1e-12, atol=0.0)
+
+
+def test_undivided_advantages_that_the_dtype_can_not_hold_are_refused():
+    rewards = torch.tensor([0.0, 1.0, 1.7e308, -1.7e308], dtype=torch.float64)
+    groups = torch.tensor([7, 7, 9, 9])
+    with pytest.raises(ValueError, match=r"rewards of group 9 lie further apart than torch.float64 can hold"):
+        group_advantages(rewards, groups, normalize_std=False, leave_one_out=True)
+    small = torch.tensor([3e38, -3e38])
+    with pytest.raises(ValueError, match=r"rewards of group 0 lie further apart than torch.float32 can hold"):
+        group_advantages(small, torch.zeros(2, dtype=torch.int64), normalize_std=False, leave_one_out=True)

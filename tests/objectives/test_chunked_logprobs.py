@@ -1,4 +1,4 @@
-"""Log-probabilities from hidden states: MATH.md section 1, cases B01, B05 and B07."""
+"""Log-probabilities from hidden states: MATH 1; temperature, low precision, alignment with the targets."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def from_logits(rows, targets, **options):
 
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-def test_temperature(chunk_size):  # B01
+def test_temperature(chunk_size):
     options = {"temperature": 0.5, "head_ids": torch.tensor([[0, 1, 2]]), "with_entropy": True}
     result = from_logits([[2.0, 1.0, 0.0]], [1], chunk_size=chunk_size, **options)
     assert result.logprobs.tolist() == pytest.approx([-2.142932], abs=1e-6)
@@ -28,13 +28,13 @@ def test_temperature(chunk_size):  # B01
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
 @pytest.mark.parametrize(("temperature", "entropy"), [(0.5, 0.441057), (1.0, 0.832396), (2.0, 1.020191)])
-def test_entropy_is_that_of_the_tempered_distribution(temperature, entropy, chunk_size):  # B01
+def test_entropy_is_that_of_the_tempered_distribution(temperature, entropy, chunk_size):
     result = from_logits([[2.0, 1.0, 0.0]], [1], temperature=temperature, with_entropy=True, chunk_size=chunk_size)
     assert result.entropy.item() == pytest.approx(entropy, abs=1e-6)
 
 
 @pytest.mark.parametrize("chunk_size", CHUNKS)
-def test_bfloat16_logits_are_normalized_in_float32(chunk_size):  # B05
+def test_bfloat16_logits_are_normalized_in_float32(chunk_size):
     logits = torch.tensor([[12, 11.5, 3, 2, 0, -1.5, -4, -6]], dtype=torch.bfloat16)
     hidden = torch.ones(1, 1, dtype=torch.bfloat16)
     head_ids = torch.arange(8)[None]
@@ -48,7 +48,7 @@ def test_bfloat16_logits_are_normalized_in_float32(chunk_size):  # B05
     torch.testing.assert_close(result.head_logprobs.double(), expected, atol=1e-5, rtol=0)
 
 
-# F1, a bigram model: logits depend on the previous token only.
+# A bigram model: logits depend on the previous token only.
 BIGRAM = [[0.0, 1, 2, 0], [2.0, 0, 1, 0], [1.0, 1, 0, 2], [0.0, 0, 0, 0]]
 
 
@@ -59,7 +59,7 @@ def bigram_logprobs(sequence, prompt_length):
     return chunked_logprobs(hidden, weight, torch.tensor(sequence[prompt_length:])).logprobs
 
 
-def test_result_is_aligned_with_its_targets():  # B07
+def test_result_is_aligned_with_its_targets():
     # prompt [0, 2], response [3, 1, 0]; log p(3|2), log p(1|3), log p(0|1)
     got = bigram_logprobs([0, 2, 3, 1, 0], 2)
     assert got.tolist() == pytest.approx([-0.626523, -1.386294, -0.493812], abs=1e-6)
@@ -74,7 +74,7 @@ def test_result_is_aligned_with_its_targets():  # B07
 @pytest.mark.parametrize("chunk_size", [1, 3, 50, 64, None])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_values_and_gradients_equal_the_full_log_softmax(chunk_size, temperature, with_bias):  # B05
+def test_values_and_gradients_equal_the_full_log_softmax(chunk_size, temperature, with_bias):
     hidden, weight, bias, targets, head_ids = make(tokens=33, dtype=torch.float32)
     options = {"temperature": temperature, "bias": bias if with_bias else None, "head_ids": head_ids}
     inputs = [hidden, weight, bias] if with_bias else [hidden, weight]

@@ -121,7 +121,7 @@ def test_autocast_changes_nothing(product_dtype, autocast_dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [-100, -1, 50])
-def test_ids_outside_the_vocabulary_are_refused(bad):  # B05
+def test_ids_outside_the_vocabulary_are_refused(bad):
     hidden, weight, _, targets, head_ids = make()
     wrong, wrong_head = targets.clone(), head_ids.clone()
     wrong[4], wrong_head[4, 2] = bad, bad

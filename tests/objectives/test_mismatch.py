@@ -1,4 +1,4 @@
-"""Train-rollout mismatch diagnostics: MATH.md section 9, the raw-metric and summing parts of B21 and B35."""
+"""Train-rollout mismatch diagnostics: MATH 9; sums over parts of unequal size, and over parts with no trained token."""
 
 import math
 
@@ -90,14 +90,14 @@ def test_untrained_positions_are_never_read(garbage):
     assert expected["token_count"] == 2
 
 
-def test_split_over_ranks_with_unequal_counts():  # B21
+def test_split_over_ranks_with_unequal_counts():
     whole = finalize_mismatch(sums_of([0.3, 1.0, 1.0, 4.0]))
     assert whole["ratio_outside_fraction"] == 0.5  # a mean of means over [1/3, 1] would be 2/3
     parts = combine_mismatch(sums_of([0.3, 1.0, 1.0]), sums_of([4.0]))
     assert finalize_mismatch(parts) == pytest.approx(whole)
 
 
-def test_masked_ranks_do_not_count_as_zero():  # B35
+def test_masked_ranks_do_not_count_as_zero():
     masked = sums_of([7.0], [False])
     total = sums_of([math.e])
     for part in (masked, sums_of([math.e]), masked):
@@ -105,7 +105,7 @@ def test_masked_ranks_do_not_count_as_zero():  # B35
     assert finalize_mismatch(total)["train_rollout_logprob_abs_diff"] == pytest.approx(1.0)
 
 
-def test_no_trained_token_gives_no_metric():  # B35
+def test_no_trained_token_gives_no_metric():
     assert finalize_mismatch(sums_of([2.0, 3.0], [False, False])) == {}
     assert finalize_mismatch(sums_of([])) == {}
 

@@ -1,4 +1,4 @@
-"""The oracle by enumeration: MATH.md (5.3) and section 7; held against autograd, loops and hand-made numbers."""
+"""The oracle by enumeration: MATH 5.3 and MATH 7; held against autograd, loops and hand-made numbers."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_worked_case():
 
 
 def test_head_by_hand():
-    # B25's q and p with a head of one: q_hat = (0.7, 0.18, 0.12), and mu = q_hat - p for the weight 1.
+    # The q and p of test_score_centering.py, a head of one: q_hat = (0.7, 0.18, 0.12); mu = q_hat - p for weight 1.
     q, p = float64([0.7, 0.2, 0.1]), float64([0.5, 0.3, 0.2])
     moments = estimator_moments(p.log(), q, torch.ones(3).double(), WEIGHTS["none"], centering="head", head_size=1)
     # E_q[s] - mu = (q - p) - (q_hat - p)

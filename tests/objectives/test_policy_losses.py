@@ -1,4 +1,4 @@
-"""PPO-clip and REINFORCE on the sampled tokens: MATH.md section 3, clip fraction of case B21."""
+"""PPO-clip and REINFORCE on the sampled tokens: MATH 3; the clip fraction counts trained tokens."""
 
 import math
 
@@ -103,7 +103,7 @@ def test_extreme_ratios_stay_finite():  # (5.6)
     assert logprobs.grad.tolist() == [0.0, 0.0]
 
 
-def test_clip_fraction_counts_trained_tokens_whose_gradient_is_gone():  # B21
+def test_clip_fraction_counts_trained_tokens_whose_gradient_is_gone():
     ratios = torch.tensor([1.5, 0.5, 1.0, 5.0])
     mask = torch.tensor([True, True, True, False])
     _, clipped = ppo_clip_loss(ratios.log(), torch.zeros(4), torch.tensor([1.0, 1.0, -1.0, 1.0]))
@@ -111,7 +111,7 @@ def test_clip_fraction_counts_trained_tokens_whose_gradient_is_gone():  # B21
     assert (clipped[mask].sum() / mask.sum()).item() == pytest.approx(1 / 3)
 
 
-def test_clip_fraction_over_learners_is_a_ratio_of_sums():  # B21
+def test_clip_fraction_over_learners_is_a_ratio_of_sums():
     learners = [([1.5, 1.0, 1.0], [1.0, 1.0, 1.0]), ([0.5], [-1.0])]
     counts = []
     for ratios, values in learners:

@@ -1,4 +1,4 @@
-"""Reduction to a scalar: MATH.md section 4, cases B31 and B35."""
+"""Reduction to a scalar: MATH 4; the split changes nothing, nor does a response with nothing to train on."""
 
 import itertools
 import math
@@ -52,7 +52,7 @@ def test_gradient_of_each_token_is_its_weight():
     assert torch.autograd.gradcheck(lambda values: reduce_loss(values, weights), (losses,))
 
 
-def test_token_mean_over_learners():  # B31
+def test_token_mean_over_learners():
     weights = weights_for([True] * 6, [0] * 5 + [1], 2, "token-mean")
     losses = torch.tensor([1.0] * 5 + [4.0])
     shares = [reduce_loss(losses[:5], weights[:5]), reduce_loss(losses[5:], weights[5:])]
@@ -60,7 +60,7 @@ def test_token_mean_over_learners():  # B31
 
 
 @pytest.mark.parametrize("with_masked_sample", [False, True])
-def test_token_mean_over_micro_batches(with_masked_sample):  # B31
+def test_token_mean_over_micro_batches(with_masked_sample):
     losses, mask, samples = [4.0, 1.0, 1.0, 1.0], [True] * 4, [0, 1, 1, 1]
     if with_masked_sample:
         losses, mask, samples = [*losses, 9.0], [*mask, False], [*samples, 2]
@@ -69,13 +69,13 @@ def test_token_mean_over_micro_batches(with_masked_sample):  # B31
     assert (reduce_loss(values[:1], weights[:1]) + reduce_loss(values[1:], weights[1:])).item() == 1.75
 
 
-def test_truncated_and_masked_tokens_do_not_count():  # B31
+def test_truncated_and_masked_tokens_do_not_count():
     weights = weights_for([True] * 4 + [False] * 4, [0] * 4 + [1] * 4, 2, "token-mean")
     assert reduce_loss(torch.ones(8), weights).item() == 1.0
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_response_without_trained_tokens_changes_nothing(mode):  # B31, B35
+def test_a_response_without_trained_tokens_changes_nothing(mode):
     plain = weights_for([True, True, True], [0, 0, 1], 2, mode)
     longer = weights_for([True, True, False, True], [0, 0, 1, 2], 4, mode)  # sample 1 masked, sample 3 empty
     assert longer.tolist() == [*plain[:2].tolist(), 0.0, plain[2].item()]
@@ -83,7 +83,7 @@ def test_a_response_without_trained_tokens_changes_nothing(mode):  # B31, B35
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("losses", [[3.0, math.nan], []])
-def test_everything_masked_gives_zero_loss_and_zero_gradient(mode, losses):  # B35
+def test_everything_masked_gives_zero_loss_and_zero_gradient(mode, losses):
     weights = weights_for([False] * len(losses), [0] * len(losses), 1, mode)
     values = torch.tensor(losses, requires_grad=True)
     loss = reduce_loss(values, weights)
@@ -92,7 +92,7 @@ def test_everything_masked_gives_zero_loss_and_zero_gradient(mode, losses):  # B
     assert values.grad.tolist() == [0.0] * len(losses)
 
 
-def test_empty_response_next_to_one_of_three_tokens():  # B35
+def test_empty_response_next_to_one_of_three_tokens():
     weights = weights_for([True] * 3, [0] * 3, 2, "token-mean")
     assert weights.tolist() == pytest.approx([1 / 3] * 3)
 

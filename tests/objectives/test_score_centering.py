@@ -1,4 +1,4 @@
-"""Score centering: MATH.md section 7, cases B23 (its first line) and B25."""
+"""Score centering: MATH 7."""
 
 import math
 
@@ -24,12 +24,12 @@ from tests.objectives.centering_cases import (
     weight_names,
 )
 
-# B25; q and p follow from its numbers: A (e_0 - q) is the first, and the uncentered sum is q - p.
+# The expected gradients: A (e_0 - q) is the first, and the uncentered sum is q - p.
 Q, P = float64([0.7, 0.2, 0.1]), float64([0.5, 0.3, 0.2])
 CENTERED = [[0.3, -0.2, -0.1], [-0.7, 0.8, -0.1], [-0.7, -0.2, 0.9]]
 
 
-def b25(action, *, advantage=1.0, q=Q, p=P, **options):
+def centered_ascent(action, *, advantage=1.0, q=Q, p=P, **options):
     return ascent(p.log(), q, action, advantage, WEIGHTS["none"], **options).tolist()
 
 
@@ -42,29 +42,31 @@ def test_worked_case():
 
 @pytest.mark.parametrize("action", [0, 1, 2])
 @pytest.mark.parametrize("exact", [True, False])
-def test_gradient_is_that_of_the_sampler(action, exact):  # B25, and head = whole vocabulary: finite
-    assert b25(action, exact=exact) == pytest.approx(CENTERED[action], abs=1e-12)
-    assert b25(action, advantage=-2.0, exact=exact) == pytest.approx([-2 * g for g in CENTERED[action]], abs=1e-12)
+def test_gradient_is_that_of_the_sampler(action, exact):  # with the whole vocabulary as head too: finite
+    assert centered_ascent(action, exact=exact) == pytest.approx(CENTERED[action], abs=1e-12)
+    assert centered_ascent(action, advantage=-2.0, exact=exact) == pytest.approx(
+        [-2 * g for g in CENTERED[action]], abs=1e-12
+    )
 
 
-def test_mean_score_under_the_sampler():  # B25
-    mean = Q @ float64([b25(a, exact=True) for a in range(3)])
+def test_mean_score_under_the_sampler():
+    mean = Q @ float64([centered_ascent(a, exact=True) for a in range(3)])
     assert mean.tolist() == pytest.approx([0.0, 0.0, 0.0], abs=1e-12)
-    uncentered = Q @ float64([b25(a, centered=False) for a in range(3)])
+    uncentered = Q @ float64([centered_ascent(a, centered=False) for a in range(3)])
     assert uncentered.tolist() == pytest.approx([0.2, -0.1, -0.1])
 
 
-def test_heads_smaller_than_the_vocabulary():  # B25
-    assert b25(0, head_ids=torch.tensor([0])) == pytest.approx([0.3, -0.18, -0.12])
+def test_heads_smaller_than_the_vocabulary():
+    assert centered_ascent(0, head_ids=torch.tensor([0])) == pytest.approx([0.3, -0.18, -0.12])
     for action in range(3):  # the tail of one token is known exactly
-        assert b25(action, head_ids=torch.tensor([0, 1])) == pytest.approx(CENTERED[action])
+        assert centered_ascent(action, head_ids=torch.tensor([0, 1])) == pytest.approx(CENTERED[action])
 
 
-def test_sampled_token_outside_the_head():  # B25: e_2 - q_hat
-    assert b25(2, head_ids=torch.tensor([0])) == pytest.approx([-0.7, -0.18, 0.88])
+def test_sampled_token_outside_the_head():  # e_2 - q_hat
+    assert centered_ascent(2, head_ids=torch.tensor([0])) == pytest.approx([-0.7, -0.18, 0.88])
 
 
-def test_head_mass_just_above_one():  # B25
+def test_head_mass_just_above_one():
     rollout = (Q * 1.0000001).log()[None]
     head = (P * 1.0000001).log()[None].requires_grad_()
     term, rollout_mass, trainer_mass = score_centering_term(head, rollout, WEIGHTS["none"])
@@ -76,18 +78,18 @@ def test_head_mass_just_above_one():  # B25
     assert trainer_mass.item() == pytest.approx(1.0000001, abs=1e-12)
 
 
-def test_equal_policies_need_no_centering():  # B25
+def test_equal_policies_need_no_centering():
     for action in range(3):
         for head_ids in (None, torch.tensor([0])):
-            centered = b25(action, q=P, head_ids=head_ids)
-            assert centered == pytest.approx(b25(action, q=P, centered=False), abs=1e-12)
+            centered = centered_ascent(action, q=P, head_ids=head_ids)
+            assert centered == pytest.approx(centered_ascent(action, q=P, centered=False), abs=1e-12)
 
 
-def test_without_advantage_there_is_no_gradient():  # B25
-    assert b25(1, advantage=0.0) == [0.0, 0.0, 0.0]
+def test_without_advantage_there_is_no_gradient():
+    assert centered_ascent(1, advantage=0.0) == [0.0, 0.0, 0.0]
 
 
-def test_masked_tokens_contribute_nothing():  # B25
+def test_masked_tokens_contribute_nothing():
     head = P.log().expand(2, 3).clone().requires_grad_()
     rollout = torch.stack([Q.log(), torch.full((3,), -math.inf, dtype=torch.float64)])
     term, rollout_mass, trainer_mass = score_centering_term(head, rollout, WEIGHTS["none"])
@@ -99,7 +101,7 @@ def test_masked_tokens_contribute_nothing():  # B25
     assert loss.tolist() == [pytest.approx(term[0].item()), 0.0]
 
 
-def test_only_log_p_is_differentiated():  # B25: no gradient reaches q; nor the weight, nor the advantage
+def test_only_log_p_is_differentiated():  # no gradient reaches q; nor the weight, nor the advantage
     head, rollout = P.log()[None].requires_grad_(), Q.log()[None].requires_grad_()
     term, rollout_mass, trainer_mass = score_centering_term(head, rollout, WEIGHTS["importance"])
     assert not rollout_mass.requires_grad
@@ -113,7 +115,7 @@ def test_only_log_p_is_differentiated():  # B25: no gradient reaches q; nor the 
     assert head.grad is not None
 
 
-def test_attached_weight_would_be_another_gradient():  # B23
+def test_attached_weight_would_be_another_gradient():
     logits = float64([1.0, 0.0])
     assert ascent(logits, float64([0.5, 0.5]), 0, 1.0, WEIGHTS["importance"], centered=False).tolist() == (
         pytest.approx([0.393224, -0.393224], abs=1e-6)

@@ -18,20 +18,34 @@ MAY_IMPORT = {
     "objectives": set(),
     "models": set(),
     "report": set(),
-    "doctor": set(),
+    "owned_folders": set(),
+    "local_ray": set(),
+    "doctor": {"owned_folders"},
     "cli": {"doctor", "report", "commands"},
     "__main__": {"cli"},
     "corrections": {"objectives"},
     "routing_replay": {"batch"},
-    "weight_sync": {"batch"},
+    "weight_sync": {"batch", "owned_folders"},
     "envs": {"batch"},
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync"},
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync"},
-    "algorithms": ENGINE | {"models", "report"},
-    "commands": {"algorithms", "batch", "corrections", "report", "routing_replay"},
+    "algorithms": ENGINE | {"models", "report", "local_ray"},
+    "commands": {"algorithms", "batch", "corrections", "report", "routing_replay", "local_ray"},
 }
-# `rollout` for benchmarks that measure the engine by itself.
-PUBLIC = {"algorithms", "batch", "corrections", "envs", "models", "objectives", "report", "rollout", "routing_replay"}
+# `rollout` for benchmarks that measure the engine by itself, `cli` for an example that is a command with other values.
+PUBLIC = {
+    "algorithms",
+    "batch",
+    "cli",
+    "corrections",
+    "envs",
+    "local_ray",
+    "models",
+    "objectives",
+    "report",
+    "rollout",
+    "routing_replay",
+}
 # `ray.rllib.algorithms` also holds AlgorithmConfig, the type of an argument of RLlib's runners and learners.
 ARGUMENT_TYPES = "ray.rllib.algorithms.algorithm_config"
 ONLY_IN = {"vllm": "rollout", "deepspeed": "learner", "ray.rllib.algorithms": "algorithms"}

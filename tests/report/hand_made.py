@@ -10,6 +10,7 @@ LEARNER = "learners/default_policy/"
 REWARD = "env_runners/episode_return_mean"
 SAMPLED = "evaluation/env_runners/episode_return_mean"
 GREEDY = "evaluation/env_runners/greedy_return_mean"
+IS_HELD_OUT = "evaluation/env_runners/held_out"
 DIFFERENCE = f"{LEARNER}train_rollout_logprob_abs_diff"
 
 
@@ -26,12 +27,13 @@ def nested(flat):
 
 
 def run_folder(parent, config=None, rows=({},), *, name="run", state=None, error=None, samples=()):
-    """A folder as a run leaves it; `rows` are flat metrics of iterations 1, 2, ..."""
+    """A folder as a run leaves it; `rows` are flat metrics of iterations 1, 2, ..., evaluated on held-out problems."""
     folder = RunFolder(parent, name)
     if config is not None:
         folder.write_config({"algorithm": "GRPO"} | config)
     for iteration, row in enumerate(rows, 1):
-        folder.append(iteration, nested({REWARD: 0.5} | row))
+        held_out = {IS_HELD_OUT: 1.0} if SAMPLED in row else {}
+        folder.append(iteration, nested({REWARD: 0.5} | held_out | row))
     if samples:
         folder.append_samples(len(rows), samples)
     if state:

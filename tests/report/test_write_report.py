@@ -12,7 +12,7 @@ import pytest
 
 from rlhf_algos.report import write_report
 from rlhf_algos.report.palette import DARK, LIGHT, look_of
-from tests.report.hand_made import DIFFERENCE, GREEDY, REWARD, SAMPLED, run_folder, sample, trial_folder
+from tests.report.hand_made import DIFFERENCE, GREEDY, IS_HELD_OUT, REWARD, SAMPLED, run_folder, sample, trial_folder
 
 PNG = b"\x89PNG\r\n\x1a\n"
 HOSTILE = '$x_{$</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">&amp;'
@@ -247,3 +247,19 @@ def test_writing_a_run_folder_does_not_load_the_charts(tmp_path):
     )
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_only_what_was_not_trained_on_is_called_held_out(tmp_path):
+    """One run of two evaluated the split that it trains on; an old one does not say."""
+    for number, mark in enumerate(({}, {IS_HELD_OUT: 0.0}, {IS_HELD_OUT: float("nan")})):
+        runs = tmp_path / str(number)
+        run_folder(runs, {"seed": 0}, [{SAMPLED: 0.5}], name="one")
+        run_folder(runs, {"seed": 1}, [{SAMPLED: 0.25} | mark], name="two")
+        report = write_report([runs], runs / "page")
+        text, table = report.page.read_text(), report.table.read_text()
+        if mark:
+            assert "Evaluation, not known to be held out" in text and "Held-out accuracy" not in text
+            assert "evaluated, sampled" in table and "held-out" not in table
+        else:
+            assert "Held-out accuracy" in text and "not known to be" not in text
+            assert "held-out, sampled" in table

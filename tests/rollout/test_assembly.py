@@ -1,4 +1,4 @@
-"""From generations to arrays: exact alignment, and every missing piece an error (cases B03, B37)."""
+"""From generations to arrays: exact alignment, and every missing piece an error."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_arrays_stand_sample_by_sample():
     assert batch.rollout_logprobs.tolist() == pytest.approx([-0.1, -0.2, -0.1, -0.2, -0.3])
     assert batch.finish_reasons.tolist() == [FINISH_STOP, FINISH_LENGTH]
     assert batch.weight_versions.tolist() == [3] * 5
-    # B37: the end token (2, which might be the padding id too) is trained like any other.
+    # The end token (2, which might be the padding id too) is trained like any other.
     assert batch.loss_mask.tolist() == [True] * 5
     assert batch.head_ids is None and batch.routes is None
 

@@ -17,7 +17,7 @@ def make_batch(prompts, responses, routes):
         group_ids=np.arange(count),
         prompt_lengths=np.array([len(p) for p in prompts], dtype=np.int64),
         response_lengths=np.array([len(r) for r in responses], dtype=np.int64),
-        rewards=np.zeros(count, dtype=np.float32),
+        rewards=np.zeros(count),
         finish_reasons=np.zeros(count, dtype=np.uint8),
         prompt_ids=np.array([token for prompt in prompts for token in prompt], dtype=np.int64),
         response_ids=np.array([token for response in responses for token in response], dtype=np.int64),

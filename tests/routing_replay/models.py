@@ -33,7 +33,7 @@ _SIZES = {
 }
 _FOUR_EXPERTS = {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
-# F2 and F4 are the fixtures of cases.md; leading dense layers where the architecture has them.
+# Small random mixtures of experts; leading dense layers where the architecture has them.
 _MAKERS = {
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(
         Qwen3MoeConfig(

@@ -1,4 +1,4 @@
-"""B13: what is recomputed in the backward pass uses the routes of its forward pass."""
+"""What is recomputed in the backward pass uses the routes of its forward pass."""
 
 import contextlib
 import functools

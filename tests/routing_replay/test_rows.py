@@ -1,4 +1,4 @@
-"""B09, B11, B15: which row of routes belongs to which token."""
+"""Which row of routes belongs to which token."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def values(routes):
     return [int(row[0, 0]) for row in routes]
 
 
-# ---- B09: one row fewer than there are tokens ---------------------------------------------------------------------
+# ---- one row fewer than there are tokens --------------------------------------------------------------------------
 
 
 def test_rows_keep_their_index_and_the_last_one_is_missing():
@@ -78,7 +78,7 @@ def test_three_turns():
     assert values(join_routes([rows(1), rows(2, 3, 4), rows(5, 6, 7, 8)])) == [1, 3, 4, 8]
 
 
-# ---- B15: resume and truncation -----------------------------------------------------------------------------------
+# ---- resume and truncation ----------------------------------------------------------------------------------------
 
 A, B = 100, 200
 
@@ -126,13 +126,13 @@ def test_a_hole_is_an_error():
         cut_routes(rows(1, 2, 3, 4), 6)
 
 
-# ---- B11: routes follow their sample ------------------------------------------------------------------------------
+# ---- routes follow their sample -----------------------------------------------------------------------------------
 
 SAMPLE_ROUTES = {"A": [(0, 1), (1, 2), (2, 3)], "B": [(3, 0), (0, 2), (1, 3)]}
 
 
 def test_a_micro_batch_of_two_equals_two_of_one():
-    """B11 as written: three tokens each, the same pair of experts in every layer; a padded batch, batch first."""
+    """Three tokens each, the same pair of experts in every layer; a padded batch, batch first."""
     model = make_model()
     replayer = RouteReplayer(model)
     tokens = torch.tensor([[5, 9, 3], [2, 8, 1]])

@@ -1,4 +1,4 @@
-"""B17: replay begins and ends with its scope, and stays on its model."""
+"""Replay begins and ends with its scope, and stays on its model."""
 
 import copy
 import threading

@@ -6,9 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
-from rlhf_algos.weight_sync import SharedWeights, check_layout, checkpoint_layout, read_weights
+from rlhf_algos.weight_sync import SharedWeights, check_layout, read_weights
 from rlhf_algos.weight_sync.shared_memory import write_weights
 
 
@@ -50,7 +49,7 @@ def test_only_the_newest_version_is_kept(shared):
     for version in (1, 2, 3):
         write_weights(shared.path(version), {"a": torch.ones(2)}, version)
     shared.remove_older(3)
-    assert [file.name for file in shared.folder.iterdir()] == ["weights-3.safetensors"]
+    assert [file.name for file in shared.folder.glob("weights-*")] == ["weights-3.safetensors"]
 
 
 def test_the_folder_is_private_to_the_user(shared):
@@ -102,17 +101,8 @@ def test_every_difference_is_named(change, message):
         check_layout(layout, EXPECTED)
 
 
-def test_layout_is_read_from_all_files_of_a_checkpoint(tmp_path):
-    save_file({"a": torch.ones(2, 3)}, tmp_path / "model-1.safetensors")
-    save_file({"b": torch.ones(4)}, tmp_path / "model-2.safetensors")
-    assert checkpoint_layout(str(tmp_path)) == {"a": (2, 3), "b": (4,)}
-    with pytest.raises(FileNotFoundError, match="holds no .safetensors files"):
-        (tmp_path / "empty").mkdir()
-        checkpoint_layout(str(tmp_path / "empty"))
-
-
 def test_fused_experts_are_split_in_the_checkpoint_order():
-    """B39: gate_up = arange over (2 experts, 4 rows, 3): gate is the first half of the rows, not every other row."""
+    """gate_up = arange over (2 experts, 4 rows, 3): gate is the first half of the rows, not every other row."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
 

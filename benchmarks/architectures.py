@@ -1,0 +1,312 @@
+"""Does an architecture work from end to end? A tiny random model of each is trained, published, saved and loaded again.
+
+    .venv/bin/python benchmarks/architectures.py --json docs/data/architectures.json
+    .venv/bin/python benchmarks/architectures.py gpt_oss:untied:320 --json /tmp/one.json
+
+Each case (architecture, tied or untied head, vocabulary) is one process with the library's own rollout actor (a real
+vLLM engine) and learner (a real DeepSpeed engine), as plain objects without Ray around them; several cases share it,
+one after another. A case trains four iterations in float32 on both sides, with R3 where the model has routers, and
+records
+
+* `differences`: mean |log p - log q| of the sampled tokens, with the first weights and after each of three updates;
+* `moved`: the same for weights that are one update old, so what a sampler that missed an update would show;
+* `saved_in_vllm`, `saved_in_transformers`: mean and largest difference between the trainer and the model that it saved,
+  loaded by a new vLLM engine and by transformers, on responses which that engine sampled;
+* `route_mismatch`, `replayed_fraction`: of the last iteration, with R3.
+
+A case that does not work has its `error` instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from architecture_models import ARCHITECTURES, VOCABULARIES, write_model
+
+ITERATIONS = 4
+# The largest mean difference in float32 that is rounding.
+EXACT = 1e-6
+# A sampler that missed an update would be at least so far away.
+MOVED = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One model: `qwen3_moe:tied:512`."""
+
+    architecture: str
+    tied: bool
+    vocabulary: int
+
+    @staticmethod
+    def parse(text: str) -> Case:
+        """From the form in which it is printed."""
+        architecture, head, vocabulary = text.split(":")
+        if architecture not in ARCHITECTURES or head not in ("tied", "untied"):
+            raise ValueError(
+                f"{text!r} is no case; write ARCHITECTURE:tied|untied:VOCABULARY, of {list(ARCHITECTURES)}."
+            )
+        return Case(architecture, head == "tied", int(vocabulary))
+
+    def __str__(self) -> str:
+        return f"{self.architecture}:{'tied' if self.tied else 'untied'}:{self.vocabulary}"
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return ARCHITECTURES[self.architecture][0]
+
+
+def every_case() -> list[Case]:
+    """The whole matrix."""
+    return [Case(a, tied, v) for a in ARCHITECTURES for tied in (True, False) for v in VOCABULARIES]
+
+
+def one_of_each() -> list[Case]:
+    """A case for each architecture, in which dense and mixture-of-experts models have every head and vocabulary."""
+    cases = []
+    for routed in (True, False):
+        names = [name for name, (has_routers, _) in ARCHITECTURES.items() if has_routers == routed]
+        for number, name in enumerate(names):
+            cases.append(Case(name, number % 2 == 0, VOCABULARIES[-1 - number % len(VOCABULARIES)]))
+    return cases
+
+
+def run_case(case: Case, folder: Path) -> dict[str, Any]:
+    """Trains, saves and loads one model; returns what was found."""
+    import torch
+
+    model = write_model(folder / "model", case.architecture, tied=case.tied, vocabulary=case.vocabulary)
+    config = config_for(model, case)
+    runner = rollout_actor(config)
+    learner = config.learner_class(
+        config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces())
+    )
+    learner.build()
+    differences, moved, metrics = [], [], {}
+    for version in range(ITERATIONS):
+        publish(learner, runner, version)
+        batch = sample(runner, version, config)
+        metrics = learner.update_from_rollouts(batch, env_steps_sampled=0)
+        differences.append(metrics["train_rollout_logprob_abs_diff"])
+        moved.append(float((learner.old_logprobs_of(batch) - torch.from_numpy(batch.rollout_logprobs)).abs().mean()))
+    learner.save_pretrained(str(folder / "saved"))
+    del runner
+    gc.collect()
+    saved = rollout_actor(config_for(folder / "saved", case))
+    saved.use_loaded_weights()
+    batch = sample(saved, 0, config)
+    expected = learner.old_logprobs_of(batch)
+    result = {"differences": differences, "moved": moved}
+    result |= difference("saved_in_vllm", torch.from_numpy(batch.rollout_logprobs), expected)
+    result |= difference("saved_in_transformers", transformers_logprobs(folder / "saved", batch), expected)
+    for name in ("route_mismatch", "replayed_fraction"):
+        if name in metrics:
+            result[name] = metrics[name]
+    learner.engine.destroy()
+    return result
+
+
+def config_for(model: Path, case: Case) -> Any:
+    """GRPO without anything that a sampler could differ in but the weights."""
+    import numpy
+
+    from rlhf_algos.algorithms.grpo import GRPOConfig
+    from rlhf_algos.envs import PromptEnv
+
+    class AnyReward(PromptEnv):
+        """A number that differs from response to response: random models earn nothing that makes sense."""
+
+        def prompt(self, rng: numpy.random.Generator) -> str:
+            """An addition."""
+            return f"{rng.integers(100, 1000)}+{rng.integers(100, 1000)}="
+
+        def reward(self, response: str) -> float:
+            """From the letters."""
+            return sum(ord(letter) * (place + 1) for place, letter in enumerate(response)) % 7 / 7
+
+    config = (
+        GRPOConfig()
+        .environment(AnyReward, env_config={"split": "all"})
+        .language_model(str(model), dtype="float32")
+        .sampling(max_response_tokens=12, record_routes=case.has_routers)
+        .vllm(dtype="float32", max_model_len=64, max_num_seqs=32, kv_cache_memory_bytes=2**26)
+        .learners(num_learners=0)
+        .deepspeed(token_budget=200)
+        .training(prompts_per_iteration=4, group_size=4, lr=3e-3, router_replay="r3" if case.has_routers else "none")
+        .debugging(seed=0)
+    )
+    config.validate()
+    return config
+
+
+def rollout_actor(config: Any) -> Any:
+    """The library's rollout actor, as an object of this process."""
+    from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
+
+    runner = VLLMEnvRunner(config=config, worker_index=1)
+    runner.require_constructed()
+    return runner
+
+
+def publish(learner: Any, runner: Any, version: int) -> None:
+    """Hands the learner's weights over."""
+    from rlhf_algos.rollout.mismatch_injection import NO_INJECTION
+
+    tensors = learner.checkpoint_tensors()
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != runner.checkpoint_layout:
+        differing = sorted(set(shapes.items()) ^ set(runner.checkpoint_layout.items()))
+        raise ValueError(f"The learner's tensors are not those of the checkpoint: {differing[:6]}")
+    runner.load_weights(tensors.items(), version, injection=NO_INJECTION)
+
+
+def sample(runner: Any, version: int, config: Any) -> Any:
+    """A batch with advantages."""
+    import torch
+
+    from rlhf_algos.objectives import group_advantages
+
+    groups = range(version * config.prompts_per_iteration, (version + 1) * config.prompts_per_iteration)
+    batch, _ = runner.sample_groups(list(groups), weight_version=version)
+    rewards, ids = torch.from_numpy(batch.rewards.copy()).float(), torch.from_numpy(batch.group_ids.copy())
+    return dataclasses.replace(batch, advantages=group_advantages(rewards, ids).numpy())
+
+
+def transformers_logprobs(folder: Path, batch: Any) -> Any:
+    """log p of every response token by a plain forward pass of what was saved, `[T]`."""
+    import numpy
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    found, p, t = [], 0, 0
+    for n, m in zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), strict=True):
+        ids = numpy.concatenate([batch.prompt_ids[p : p + n], batch.response_ids[t : t + m]]).astype("int64")
+        tokens = torch.from_numpy(ids)
+        with torch.no_grad():
+            logprobs = model(tokens[None]).logits[0, n - 1 : -1].log_softmax(-1)
+        found.append(logprobs.gather(1, tokens[n:, None])[:, 0])
+        p, t = p + n, t + m
+    return torch.cat(found)
+
+
+def difference(name: str, found: Any, expected: Any) -> dict[str, list[float]]:
+    """Mean and largest."""
+    absolute = (found - expected).abs()
+    return {name: [float(absolute.mean()), float(absolute.max())]}
+
+
+def works(result: dict[str, Any]) -> bool:
+    """Whether a case shows what "supported" means."""
+    return (
+        "error" not in result
+        and max(result["differences"]) < EXACT
+        and min(result["moved"]) > MOVED
+        and result["saved_in_vllm"][0] < EXACT
+        and result["saved_in_transformers"][0] < EXACT
+        and result.get("route_mismatch", 0.0) == 0.0
+        and result.get("replayed_fraction", 1.0) == 1.0
+    )
+
+
+def run_here(cases: Sequence[Case]) -> None:
+    """Prints a line of JSON for each case."""
+    for case in cases:
+        start = time.perf_counter()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                result = run_case(case, Path(folder))
+        except Exception as error:
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        result["seconds"] = round(time.perf_counter() - start, 1)
+        print("\nresult " + json.dumps({"case": str(case), **result}), flush=True)
+
+
+def run_in_processes(cases: Sequence[Case], count: int) -> dict[str, dict[str, Any]]:
+    """Splits the cases between `count` processes; one that dies has its end as the error of the cases it still had.
+
+    Nothing that an architecture leaves in a process may help or harm another one's result: a case that fails in company
+    is run again alone.
+    """
+    workers = [start_worker(cases[place::count]) for place in range(count) if cases[place::count]]
+    found: dict[str, dict[str, Any]] = {}
+    for worker in workers:
+        found |= read_results(worker)
+    for case in cases:
+        if len(cases) > 1 and (str(case) not in found or "error" in found[str(case)]):
+            found |= read_results(start_worker([case]))
+        found.setdefault(str(case), {"error": "the process ended"})
+    return {str(case): found[str(case)] for case in cases}
+
+
+def start_worker(cases: Sequence[Case]) -> subprocess.Popen[str]:
+    """This script in a process of its own."""
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
+    command = [sys.executable, __file__, "--here", *map(str, cases)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def read_results(worker: subprocess.Popen[str]) -> dict[str, dict[str, Any]]:
+    """The results that a worker prints, until it ends."""
+    found = {}
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        if line.startswith("result "):
+            result = json.loads(line.removeprefix("result "))
+            found[result.pop("case")] = result
+            print_row(result, found)
+    worker.wait()
+    return found
+
+
+def print_row(result: dict[str, Any], found: dict[str, Any]) -> None:
+    """One line about the last result."""
+    name = list(found)[-1]
+    if "error" in result:
+        print(f"{name:28} {result['error'][:160]}", file=sys.stderr)
+        return
+    numbers = " ".join(f"{value:.1e}" for value in result["differences"])
+    state = "works" if works(result) else "DIFFERS"
+    print(
+        f"{name:28} {state:8} {numbers}  saved {result['saved_in_vllm'][0]:.1e} "
+        f"{result['saved_in_transformers'][0]:.1e}  {result['seconds']} s",
+        file=sys.stderr,
+    )
+
+
+def main() -> None:
+    """Runs what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", type=Case.parse, help="default: every architecture, head and vocabulary")
+    parser.add_argument("--one-of-each", action="store_true", help="one head and vocabulary for each architecture")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    cases = arguments.cases or (one_of_each() if arguments.one_of_each else every_case())
+    if arguments.here:
+        run_here(cases)
+        return
+    found = run_in_processes(cases, arguments.processes)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    failed = [name for name, result in found.items() if not works(result)]
+    print(f"{len(found) - len(failed)} of {len(found)} work" + (f"; not: {', '.join(failed)}" if failed else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,369 @@
+"""Everything that an evaluation may set arrives where it acts, however the configuration came about."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS
+from rlhf_algos.algorithms.base.metrics import evaluation_metrics
+from rlhf_algos.algorithms.base.reset import as_config
+from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.commands.config_file import ConfigFile
+from rlhf_algos.commands.run_config import RunConfig
+from rlhf_algos.envs import PromptEnv
+from rlhf_algos.envs.addition import Addition, addition_key
+from rlhf_algos.envs.splits import split_of
+from tests.fake_engine import fake_runner
+
+# Ids of the bundled tokenizer: its digits begin at 22, 1 and 2 end a response.
+ONE, END = 23, 1
+
+
+class Other(PromptEnv):
+    """Another task, whose problems can be told from sums."""
+
+    def prompt(self, rng):
+        return f"q{rng.integers(0, 9999)}="
+
+    def reward(self, response):
+        return 0.0
+
+
+class Unscorable(Other):
+    def reward(self, response):
+        raise RuntimeError("nobody can say")
+
+
+def training_config(**evaluation):
+    config = (
+        GRPOConfig()
+        .environment("rlhf_algos/Addition-v0", env_config={"digits": 2})
+        .sampling(max_response_tokens=6)
+        .training(prompts_per_iteration=2, group_size=2)
+        .debugging(seed=0)
+    )
+    return config.evaluation(evaluation_config=evaluation) if evaluation else config
+
+
+def played(runner, indices=range(200), *, greedy=False):
+    """Prompts as text, the requests made for them, and the batch."""
+    batch, too_long = runner.sample_evaluation(indices, greedy=greedy, weight_version=0)
+    requests = runner._engine.requests[-len(indices) :]
+    texts = [runner._tokenizers["evaluation"]._tokenizer.decode(request.prompt_ids) for request in requests]
+    assert not too_long
+    return texts, requests, batch
+
+
+def splits_of(texts):
+    """The split that each sum belongs to, by the rule that held it out."""
+    sums = [text.removesuffix("=").split("+") for text in texts]
+    return {split_of(addition_key(int(a), int(b)), Addition.heldout_fraction) for a, b in sums}
+
+
+# ---- one check per key: what is played when the key is set ------------------------------------------------------
+
+
+def plays_other_environment(runner):
+    texts, _, batch = played(runner, range(20))
+    assert all(text.startswith("q") for text in texts)
+    assert "Other" in batch.settings["environment"]
+
+
+def plays_three_digits(runner):
+    texts, _, _ = played(runner, range(20))
+    assert {len(part) for text in texts for part in text.removesuffix("=").split("+")} == {3}
+
+
+def plays_the_asked_split(runner):
+    texts, _, batch = played(runner)
+    assert splits_of(texts) == {"train", "heldout"}
+    assert batch.settings["split"] == "all"
+
+
+def plays_heldout_problems(runner):
+    texts, _, batch = played(runner)
+    assert len(set(texts)) == 200
+    assert splits_of(texts) == {"heldout"}
+    assert batch.settings["split"] == "heldout"
+
+
+def samples_at_half_temperature(runner):
+    _, requests, batch = played(runner, range(3))
+    assert {request.temperature for request in requests} == {0.5}
+    assert batch.settings["temperature"] == 0.5
+    _, requests, _ = played(runner, range(3), greedy=True)
+    assert {request.temperature for request in requests} == {0.0}
+
+
+def samples_with_top_p(runner):
+    _, requests, batch = played(runner, range(3))
+    assert {request.top_p for request in requests} == {0.25}
+    assert batch.settings["top_p"] == 0.25
+
+
+def samples_with_top_k(runner):
+    _, requests, batch = played(runner, range(3))
+    assert {request.top_k for request in requests} == {3}
+    assert batch.settings["top_k"] == 3
+
+
+def answers_with_two_tokens_at_most(runner):
+    for greedy in (False, True):
+        _, requests, batch = played(runner, range(3), greedy=greedy)
+        assert {request.max_tokens for request in requests} == {2}
+        assert batch.response_lengths.max() <= 2
+
+
+def ends_at_its_own_stop_id(runner):
+    for greedy in (False, True):
+        _, requests, batch = played(runner, range(3), greedy=greedy)
+        assert {request.stop_token_ids for request in requests} == {(1, 2, ONE)}
+        assert (batch.finish_reasons == 0).all()
+    # The id that ended the response is no part of the text that is scored.
+    assert runner._tokenizers["evaluation"].decode([ONE]) == ""
+
+
+def has_noise_of_its_own(runner):
+    _, requests, _ = played(runner, range(3))
+    assert [request.seed for request in requests] != SEEDS_OF_RUN
+
+
+def leaves_out_what_cannot_be_scored(runner):
+    runner._creators["evaluation"] = lambda: Unscorable(split="all")
+    runner._environments.clear()
+    _, _, batch = played(runner, range(3))
+    assert np.isnan(batch.rewards).all()
+
+
+SEEDS_OF_RUN = [request.seed for request in played(fake_runner(training_config()), range(3))[1]]
+
+CHECKS = {
+    "env": (Other, plays_other_environment),
+    "env_config": ({"digits": 3}, plays_three_digits),
+    "env_config.split": ({"split": "all"}, plays_the_asked_split),
+    "no split": ({}, plays_heldout_problems),
+    "temperature": (0.5, samples_at_half_temperature),
+    "top_p": (0.25, samples_with_top_p),
+    "top_k": (3, samples_with_top_k),
+    "max_response_tokens": (2, answers_with_two_tokens_at_most),
+    "stop_token_ids": ([ONE], ends_at_its_own_stop_id),
+    "seed": (7, has_noise_of_its_own),
+    "unscorable_responses": ("leave_out", leaves_out_what_cannot_be_scored),
+}
+
+
+def key_of(case):
+    return "env_config" if case == "no split" else case.split(".")[0]
+
+
+def given(case):
+    return {key_of(case): CHECKS[case][0]}
+
+
+def from_python(case):
+    return training_config(**given(case))
+
+
+def from_a_file(case, **sections):
+    evaluation = given(case)
+    if case == "env":
+        evaluation = {"env": "tests.algorithms.test_evaluation_settings:Other-v0"}
+        register_other()
+    content = {
+        "environment": {"env": "rlhf_algos/Addition-v0", "env_config": {"digits": 2}},
+        "sampling": {"max_response_tokens": 6},
+        "evaluation": {"evaluation_config": evaluation},
+        "debugging": {"seed": 0},
+        **sections,
+    }
+    return RunConfig("grpo", "run", 1, 1, content, ConfigFile("run.yaml", content))
+
+
+def register_other():
+    import gymnasium
+
+    if "Other-v0" not in gymnasium.registry:
+        gymnasium.register("Other-v0", entry_point=Other)
+
+
+def from_train(case):
+    return from_a_file(case).build()
+
+
+def from_sweep(case):
+    """A trial of Tune gets the configuration as a dict."""
+    return as_config(GRPOConfig(), from_a_file(case).new_config().to_dict())
+
+
+SOURCES = {"python": from_python, "train": from_train, "sweep": from_sweep}
+
+
+def rollout_actor(config):
+    config = as_config(GRPOConfig(), config)
+    return fake_runner(config)
+
+
+def evaluation_actor(config):
+    evaluation = as_config(GRPOConfig(), config).get_evaluation_config_object()
+    evaluation.validate()
+    evaluation.freeze()
+    return fake_runner(evaluation)
+
+
+ACTORS = {"rollout actors": rollout_actor, "evaluation actors": evaluation_actor}
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("case", CHECKS)
+def test_the_key_arrives(case, source, actor):
+    CHECKS[case][1](ACTORS[actor](SOURCES[source](case)))
+
+
+@pytest.mark.parametrize("actor", ACTORS)
+@pytest.mark.parametrize("case", CHECKS)
+def test_a_key_that_is_ignored_is_noticed(case, actor, monkeypatch):
+    """One planted fault per key: the evaluation gets the value of training."""
+    complete = GRPOConfig.get_evaluation_config_object
+
+    def ignoring(self):
+        evaluation = complete(self)
+        if evaluation is not None:
+            setattr(evaluation, key_of(case), getattr(self, key_of(case)))
+            if key_of(case).startswith("env"):
+                evaluation._evaluation_env_creator = None
+        return evaluation
+
+    monkeypatch.setattr(GRPOConfig, "get_evaluation_config_object", ignoring)
+    with pytest.raises((AssertionError, RuntimeError)):
+        CHECKS[case][1](ACTORS[actor](from_python(case)))
+
+
+def test_every_key_has_a_check():
+    assert {key_of(case) for case in CHECKS} == set(EVALUATION_KEYS)
+
+
+# ---- the split --------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_is_held_out_unless_told_otherwise():
+    """The configuration alone, the way in which a run of the command line or of a script gets it."""
+    config = training_config()
+    assert config.get_evaluation_config_object().env_creator().unwrapped.split == "heldout"
+    config.validate()
+    assert config.get_evaluation_config_object().env_creator().unwrapped.split == "heldout"
+    assert config.env_creator().unwrapped.split == "train"
+    runner = fake_runner(config)
+    trained, _ = runner.sample_groups(range(40), weight_version=0)
+    texts = [runner._tokenizers["training"]._tokenizer.decode(r.prompt_ids) for r in runner._engine.requests]
+    assert splits_of(texts) == {"train"} and trained.settings["split"] == "train"
+    assert splits_of(played(runner)[0]) == {"heldout"}
+
+
+def test_what_training_resolved_is_not_what_a_later_evaluation_plays():
+    config = training_config()
+    config.validate()
+    config.evaluation(evaluation_config={"env_config": {"digits": 1, "split": "all"}})
+    environment = config.get_evaluation_config_object().env_creator().unwrapped
+    assert (environment.digits, environment.split) == (1, "all")
+    config.environment(env_config={"digits": 3})
+    assert config.env_creator().unwrapped.digits == 3
+
+
+def test_arguments_of_training_mean_nothing_to_another_environment():
+    config = training_config(env=Other)
+    config.validate()
+    evaluation = config.get_evaluation_config_object()
+    assert evaluation.env_config == {"split": "heldout"}
+    assert isinstance(evaluation.env_creator().unwrapped, Other)
+
+
+class Fixed(PromptEnv):
+    """Three problems whose rewards are 1, 1 and 0; its constructor knows no split."""
+
+    num_problems = 3
+
+    def __init__(self):
+        super().__init__(split="all")
+
+    def prompt(self, rng):
+        return self.prompt_at(int(rng.integers(3)))
+
+    def prompt_at(self, index):
+        self.index = index
+        return f"{index}="
+
+    def reward(self, response):
+        return float(self.index < 2)
+
+
+def test_an_environment_without_a_split_plays_what_it_has():
+    config = training_config().environment(Fixed)
+    config.env_config = {}
+    config.validate()
+    evaluation = config.get_evaluation_config_object()
+    assert evaluation.env_config == {}
+    batch, _ = fake_runner(config).sample_evaluation(range(3), greedy=False, weight_version=0)
+    assert batch.settings["split"] == "all"
+    assert batch.rewards.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_more_problems_than_there_are_is_an_error_that_names_the_option():
+    config = training_config().evaluation(evaluation_duration=900)
+    config.validate()
+    with pytest.raises(ValueError, match=r"evaluation_duration=900\).*827 problems in split='heldout'"):
+        fake_runner(config).sample_evaluation(range(900), greedy=False, weight_version=0)
+
+
+def test_an_evaluation_checks_the_weights():
+    runner = fake_runner(as_config(GRPOConfig(), training_config()))
+    with pytest.raises(RuntimeError, match="has weight version 0, the driver expects 3"):
+        runner.sample_evaluation([0], greedy=False, weight_version=3)
+    runner._unusable = "its last weight update failed"
+    with pytest.raises(RuntimeError, match="its last weight update failed"):
+        runner.sample_evaluation([0], greedy=False, weight_version=0)
+
+
+# ---- keys that mean nothing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key, message",
+    [
+        ("temprature", r"'temprature': ...}\) is unknown. Did you mean 'temperature'\?"),
+        ("explore", r"'explore': ...}\) has no effect: every evaluation answers both by sampling and greedily"),
+        ("num_env_runners", r"use evaluation\(evaluation_num_env_runners=...\)"),
+        ("evaluation_duration", r"use evaluation\(evaluation_duration=...\)"),
+        ("split", r"use env_config={'split': ...}"),
+        ("group_size", r"'group_size': ...}\) is an option of the whole run"),
+        ("lr", r"'lr': ...}\) is an option of the whole run"),
+        ("vllm_args", r"'vllm_args': ...}\) is an option of the whole run"),
+    ],
+)
+def test_a_key_that_would_change_nothing_is_refused(key, message):
+    with pytest.raises(ValueError, match=message):
+        training_config(**{key: 1}).validate()
+
+
+def test_a_whole_configuration_is_no_evaluation_config():
+    config = training_config()
+    config.evaluation_config = GRPOConfig()
+    with pytest.raises(ValueError, match="give a dict of what an evaluation does differently"):
+        config.validate()
+
+
+# ---- the mean ----------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_scored_or_played_counts_as_wrong_and_is_reported():
+    """Rewards 1, 1, 0 and seven without one: 2 of 10, not 2 of 3."""
+    from tests.algorithms.test_unscorable_responses import NAN, batch_of
+
+    batch = batch_of(*[[reward] for reward in (1.0, 1.0, 0.0, *[NAN] * 5)])
+    metrics = evaluation_metrics(batch, prompts_too_long=2)
+    assert metrics["episode_return_mean"] == pytest.approx(0.2)
+    assert metrics["num_episodes"] == 10
+    assert metrics["unscorable_responses"] == 5
+    assert metrics["prompts_too_long"] == 2
+    assert json.dumps(metrics)

@@ -1,0 +1,55 @@
+"""Every supported architecture, from the first publication to the saved model: one head and vocabulary of each.
+
+`make architectures` runs all heads and vocabularies; what does not work on a CPU is said in docs/architectures.md.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from architectures import ARCHITECTURES, EXACT, Case, every_case, one_of_each, works  # noqa: E402
+
+CASES = [str(case) for case in one_of_each()]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What the script that makes the documented table finds, with two processes that share the cases."""
+    path = tmp_path_factory.mktemp("architectures") / "results.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "architectures.py"), "--one-of-each", "--processes", "2"]
+    run = subprocess.run([*command, "--json", str(path)], capture_output=True, text=True, check=False)
+    assert path.exists(), run.stderr[-4000:]
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_trained_published_saved_and_loaded(results, case):
+    result = results[case]
+    assert "error" not in result, result["error"]
+    assert len(result["differences"]) == 4 and max(result["differences"]) < EXACT, result
+    assert min(result["moved"]) > 1e-4, "the updates are too small to tell old weights from new ones"
+    assert result["saved_in_vllm"][0] < EXACT and result["saved_in_transformers"][0] < EXACT, result
+    if Case.parse(case).has_routers:
+        assert (result["route_mismatch"], result["replayed_fraction"]) == (0.0, 1.0)
+    assert works(result)
+
+
+def test_every_head_and_vocabulary_is_among_them():
+    assert {case.architecture for case in one_of_each()} == set(ARCHITECTURES)
+    for has_routers in (True, False):
+        chosen = [case for case in one_of_each() if case.has_routers == has_routers]
+        assert {case.tied for case in chosen} == {True, False}
+        assert {case.vocabulary for case in chosen} == {263, 320, 512}
+
+
+def test_the_documented_results_are_complete():
+    """docs/data/architectures.json has every case, and each works or says why not."""
+    documented = json.loads((ROOT / "docs" / "data" / "architectures.json").read_text())
+    assert set(documented) == {str(case) for case in every_case()}
+    assert [name for name, result in documented.items() if "error" not in result and not works(result)] == []
