@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
+from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS
 from rlhf_algos.algorithms.base.options import plain
 from rlhf_algos.algorithms.base.paths import (
     absolute_deepspeed_paths,
@@ -96,7 +97,7 @@ def check_options(config: LanguageModelAlgorithmConfig) -> None:
     if isinstance(config.evaluation_config, Mapping):
         config.evaluation_config = {
             key: options[key].checked(value, f"evaluation(evaluation_config={{{key!r}: {value!r}}})")
-            if key in options
+            if key in options and key in EVALUATION_KEYS
             else plain(value)
             for key, value in config.evaluation_config.items()
         }

@@ -72,8 +72,6 @@ RLLIB_OPTIONS = (
     Option("environment", "env_config", mapping(), {}),
     Option("env_runners", "num_env_runners", whole(at_least=0), 1),
     Option("env_runners", "num_gpus_per_env_runner", number(at_least=0), 0),
-    # Nothing waits for the actors until all, those for evaluation as well, and the learners are starting.
-    Option("env_runners", "validate_env_runners_after_construction", flag(), False),
     Option("learners", "num_learners", whole(at_least=0), 1),
     Option("learners", "num_gpus_per_learner", number(at_least=0), 0),
     Option(

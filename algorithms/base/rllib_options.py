@@ -33,6 +33,7 @@ USED = {
     "custom_resources_for_main_process": "counted by Ray",
     "custom_resources_per_env_runner": "counted by Ray",
     "custom_resources_per_learner": "counted by Ray",
+    "validate_env_runners_after_construction": "True waits for the actors before the learners start",
     "env_runner_cls": "the rollout actor, or a subclass of it",
     "_learner_class": "a subclass of the algorithm's learner",
     "learner_config_dict": "for a learner_class of one's own to read",

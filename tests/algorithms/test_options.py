@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base.options import flag, number, number_or_schedule, one_of, optional, sequence, whole
+from rlhf_algos.algorithms.base.options import (
+    Option,
+    flag,
+    number,
+    number_or_schedule,
+    one_of,
+    optional,
+    sequence,
+    whole,
+)
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 
@@ -31,7 +40,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_what_a_kind_takes_and_what_it_refuses(name):
     kind, taken, refused = KINDS[name]
-    option = GRPOConfig.declared_options()["group_size"].__class__("training", "x", kind)
+    option = Option("training", "x", kind)
     for given, plain in taken.items():
         found = option.checked(given)
         assert found == plain
@@ -42,14 +51,13 @@ def test_what_a_kind_takes_and_what_it_refuses(name):
 
 
 def test_lists_and_schedules():
-    option = GRPOConfig.declared_options()["group_size"].__class__
-    betas = option("training", "x", sequence(number(at_least=0, below=1), length=2))
+    betas = Option("training", "x", sequence(number(at_least=0, below=1), length=2))
     assert betas.checked(np.array([0.5, 0.25])) == [0.5, 0.25]
     assert betas.checked((np.float32(0.5), 0)) == (0.5, 0.0)
     for wrong in ([0.5], [0.5, 1.0], [0.5, NAN], "ab", {0.5: 0.1}):
         with pytest.raises(ValueError, match="2 values, each a finite number of at least 0 and below 1"):
             betas.checked(wrong)
-    rate = option("training", "lr", number_or_schedule(number(at_least=0)))
+    rate = Option("training", "lr", number_or_schedule(number(at_least=0)))
     assert rate.checked(((0, 1e-3), (np.int64(100), 0))) == [[0, 1e-3], [100, 0.0]]
     for wrong in ([], [[0, 1e-3]], [[1, 1e-3], [5, 0]], [[0, 1e-3], [0, 0]], [[0, -1e-3], [5, 0]], [[0, NAN], [5, 0]]):
         with pytest.raises(ValueError, match=r"training\(lr=.*or a schedule \[\[0, value\], \[step, value\]"):
@@ -158,6 +166,20 @@ def test_every_declared_default_is_what_a_new_config_has_and_is_valid(config):
         # Two configs share no value that can be changed.
         if isinstance(option.default, dict | list):
             assert getattr(new, name) is not option.default
+
+
+def test_options_that_a_subclass_declares():
+    class Mine(GRPOConfig):
+        OPTIONS = (
+            Option("training", "my_weight", number(at_least=0), 0.5),
+            Option("training", "clip_low", number(), 0.1),
+        )
+
+    config = Mine().environment("rlhf_algos/Addition-v0")
+    assert (config.my_weight, config.clip_low, config.clip_high) == (0.5, 0.1, 0.2)
+    config.my_weight = -1
+    with pytest.raises(ValueError, match=r"^training\(my_weight=-1\) must be a finite number of at least 0"):
+        config.validate()
 
 
 def test_grids_may_stand_anywhere_until_the_config_is_validated():

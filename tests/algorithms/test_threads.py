@@ -51,7 +51,9 @@ def test_evaluation_actors_share_the_cores_among_themselves(eight_cores):
 @pytest.mark.parametrize(
     ("actors", "learners", "evaluation_actors"), [(1, 1, 0), (2, 1, 0), (3, 7, 2), (50, 2, 0), (7, 0, 3)]
 )
-def test_by_default_one_cpu_is_enough_for_all_processes(actors, learners, evaluation_actors):
+def test_by_default_one_cpu_is_enough_for_all_processes(monkeypatch, actors, learners, evaluation_actors):
+    # Where Ray runs, the first bundle is enlarged for Tune.
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     config = base().env_runners(num_env_runners=actors).learners(num_learners=learners)
     config.evaluation(evaluation_num_env_runners=evaluation_actors)
     bundles = GRPO.default_resource_request(config).bundles
