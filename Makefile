@@ -41,9 +41,10 @@ doctor: $(STAMP) ## check the environment and say what is wrong with it
 demo: $(STAMP) ## set up and run the demo
 	$(BIN)/python examples/demo.py
 
+# In two processes, whose groups tests/conftest.py decides.
 test: $(STAMP) ## set up and run the tests
 	requirements/browser.sh
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder --durations 10 $(PYTEST_ARGS)
 
 lint: style types ## ruff and mypy
 

