@@ -82,6 +82,8 @@ ARCHITECTURES: dict[str, tuple[bool, dict[str, Any]]] = {
             "q_lora_rank": 32,
             "kv_lora_rank": 512,
             "qk_rope_head_dim": 64,
+            # Of the rotary part.
+            "head_dim": 64,
             "qk_nope_head_dim": 64,
             "v_head_dim": 64,
             "topk_method": "noaux_tc",

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import os
 import subprocess
@@ -29,7 +28,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,14 @@ from architecture_models import ARCHITECTURES, VOCABULARIES, write_model
 ITERATIONS = 4
 # The largest mean difference in float32 that is rounding.
 EXACT = 1e-6
-# A sampler that missed an update would be at least so far away.
-MOVED = 1e-4
+# With a bfloat16 sampler.
+ROUNDED = 5e-2
+# How many times farther away a sampler that missed an update would at least be.
+MOVED = 10
+# vLLM does not tie their heads (and no published model of these ties it).
+UNTIED_ONLY = ("olmoe", "glm4_moe", "deepseek_v3", "gpt_oss")
+# vLLM computes their attention on a CPU in bfloat16 only.
+BFLOAT16_SAMPLERS = ("gpt_oss",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +70,11 @@ class Case:
         return f"{self.architecture}:{'tied' if self.tied else 'untied'}:{self.vocabulary}"
 
     @property
+    def sampler_dtype(self) -> str:
+        """float32 where vLLM can."""
+        return "bfloat16" if self.architecture in BFLOAT16_SAMPLERS else "float32"
+
+    @property
     def has_routers(self) -> bool:
         """Whether it is a mixture of experts."""
         return ARCHITECTURES[self.architecture][0]
@@ -80,43 +91,43 @@ def one_of_each() -> list[Case]:
     for routed in (True, False):
         names = [name for name, (has_routers, _) in ARCHITECTURES.items() if has_routers == routed]
         for number, name in enumerate(names):
-            cases.append(Case(name, number % 2 == 0, VOCABULARIES[-1 - number % len(VOCABULARIES)]))
+            tied = number % 2 == 0 and name not in UNTIED_ONLY
+            cases.append(Case(name, tied, VOCABULARIES[-1 - number % len(VOCABULARIES)]))
     return cases
 
 
 def run_case(case: Case, folder: Path) -> dict[str, Any]:
     """Trains, saves and loads one model; returns what was found."""
-    import torch
-
     model = write_model(folder / "model", case.architecture, tied=case.tied, vocabulary=case.vocabulary)
     config = config_for(model, case)
-    runner = rollout_actor(config)
-    learner = config.learner_class(
-        config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces())
-    )
-    learner.build()
+    with rollout_actor(config) as runner:
+        spec = config.get_multi_rl_module_spec(spaces=runner.get_spaces())
+        learner = config.learner_class(config=config, module_spec=spec)
+        learner.build()
+        result = train(learner, runner, config)
+    learner.save_pretrained(str(folder / "saved"))
+    with rollout_actor(config_for(folder / "saved", case)) as saved:
+        saved.use_loaded_weights()
+        batch = sample(saved, 0, config)
+    expected = learner.old_logprobs_of(batch)
+    result["sampler_dtype"] = case.sampler_dtype
+    result |= difference("saved_in_vllm", batch.rollout_logprobs, expected)
+    result |= difference("saved_in_transformers", transformers_logprobs(folder / "saved", batch), expected)
+    learner.engine.destroy()
+    return result
+
+
+def train(learner: Any, runner: Any, config: Any) -> dict[str, Any]:
+    """Four iterations; what was measured in them."""
     differences, moved, metrics = [], [], {}
     for version in range(ITERATIONS):
         publish(learner, runner, version)
         batch = sample(runner, version, config)
         metrics = learner.update_from_rollouts(batch, env_steps_sampled=0)
         differences.append(metrics["train_rollout_logprob_abs_diff"])
-        moved.append(float((learner.old_logprobs_of(batch) - torch.from_numpy(batch.rollout_logprobs)).abs().mean()))
-    learner.save_pretrained(str(folder / "saved"))
-    del runner
-    gc.collect()
-    saved = rollout_actor(config_for(folder / "saved", case))
-    saved.use_loaded_weights()
-    batch = sample(saved, 0, config)
-    expected = learner.old_logprobs_of(batch)
-    result = {"differences": differences, "moved": moved}
-    result |= difference("saved_in_vllm", torch.from_numpy(batch.rollout_logprobs), expected)
-    result |= difference("saved_in_transformers", transformers_logprobs(folder / "saved", batch), expected)
-    for name in ("route_mismatch", "replayed_fraction"):
-        if name in metrics:
-            result[name] = metrics[name]
-    learner.engine.destroy()
-    return result
+        moved += difference("old", batch.rollout_logprobs, learner.old_logprobs_of(batch))["old"][:1]
+    routes = {name: metrics[name] for name in ("route_mismatch", "replayed_fraction") if name in metrics}
+    return {"differences": differences, "moved": moved, **routes}
 
 
 def config_for(model: Path, case: Case) -> Any:
@@ -142,7 +153,7 @@ def config_for(model: Path, case: Case) -> Any:
         .environment(AnyReward, env_config={"split": "all"})
         .language_model(str(model), dtype="float32")
         .sampling(max_response_tokens=12, record_routes=case.has_routers)
-        .vllm(dtype="float32", max_model_len=64, max_num_seqs=32, kv_cache_memory_bytes=2**26)
+        .vllm(dtype=case.sampler_dtype, max_model_len=64, max_num_seqs=32, num_gpu_blocks_override=128)
         .learners(num_learners=0)
         .deepspeed(token_budget=200)
         .training(prompts_per_iteration=4, group_size=4, lr=3e-3, router_replay="r3" if case.has_routers else "none")
@@ -152,13 +163,18 @@ def config_for(model: Path, case: Case) -> Any:
     return config
 
 
-def rollout_actor(config: Any) -> Any:
-    """The library's rollout actor, as an object of this process."""
+@contextmanager
+def rollout_actor(config: Any) -> Iterator[Any]:
+    """The library's rollout actor, as an object of this process, and its engine gone afterwards."""
     from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 
     runner = VLLMEnvRunner(config=config, worker_index=1)
     runner.require_constructed()
-    return runner
+    try:
+        yield runner
+    finally:
+        runner.stop()
+        runner._engine.close()
 
 
 def publish(learner: Any, runner: Any, version: int) -> None:
@@ -192,32 +208,36 @@ def transformers_logprobs(folder: Path, batch: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
-    found, p, t = [], 0, 0
-    for n, m in zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), strict=True):
-        ids = numpy.concatenate([batch.prompt_ids[p : p + n], batch.response_ids[t : t + m]]).astype("int64")
-        tokens = torch.from_numpy(ids)
+    prompts = numpy.split(batch.prompt_ids, numpy.cumsum(batch.prompt_lengths)[:-1])
+    responses = numpy.split(batch.response_ids, numpy.cumsum(batch.response_lengths)[:-1])
+    found = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        tokens = torch.from_numpy(numpy.concatenate([prompt, response]).astype("int64"))
         with torch.no_grad():
-            logprobs = model(tokens[None]).logits[0, n - 1 : -1].log_softmax(-1)
-        found.append(logprobs.gather(1, tokens[n:, None])[:, 0])
-        p, t = p + n, t + m
+            logprobs = model(tokens[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        found.append(logprobs.gather(1, tokens[len(prompt) :, None])[:, 0])
     return torch.cat(found)
 
 
 def difference(name: str, found: Any, expected: Any) -> dict[str, list[float]]:
-    """Mean and largest."""
-    absolute = (found - expected).abs()
+    """Mean and largest |found - expected|."""
+    import torch
+
+    absolute = (torch.as_tensor(found) - expected).abs()
     return {name: [float(absolute.mean()), float(absolute.max())]}
 
 
 def works(result: dict[str, Any]) -> bool:
     """Whether a case shows what "supported" means."""
+    if "error" in result:
+        return False
+    exact = result["sampler_dtype"] == "float32"
+    furthest = max(*result["differences"], result["saved_in_vllm"][0])
     return (
-        "error" not in result
-        and max(result["differences"]) < EXACT
-        and min(result["moved"]) > MOVED
-        and result["saved_in_vllm"][0] < EXACT
-        and result["saved_in_transformers"][0] < EXACT
-        and result.get("route_mismatch", 0.0) == 0.0
+        furthest < (EXACT if exact else ROUNDED)
+        and furthest * MOVED < min(result["moved"])
+        and result["saved_in_transformers"][0] < (EXACT if exact else ROUNDED)
+        and (not exact or result.get("route_mismatch", 0.0) == 0.0)
         and result.get("replayed_fraction", 1.0) == 1.0
     )
 

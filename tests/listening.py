@@ -13,7 +13,8 @@ def listening_addresses(root: int, *, descendants: bool = True) -> dict[str, set
             name = " ".join(each.cmdline())[:100]
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
-        addresses = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+        # IPv6 sockets show an IPv4 address as ::ffff:127.0.0.1.
+        addresses = {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
         if addresses:
             found[f"{name} ({each.pid})"] = addresses
     return found

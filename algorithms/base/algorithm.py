@@ -72,14 +72,17 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
             self._started_with(config)
             with learners_starting(config, self._require_env_runners):
                 super().setup(config)
+            self._require_env_runners()
             self._publish(0)
         except BaseException:
             self.abandon()
             raise
 
     def _require_env_runners(self) -> None:
-        """Waits for the actors to be built, and raises what kept one from it."""
-        on_env_runners(self.env_runner_group, lambda runner: None)
+        """Waits for the actors to be built, those for evaluation too, and raises what kept one from it."""
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                on_env_runners(group, lambda runner: None)
 
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         """Counters and configuration of a run at its start."""

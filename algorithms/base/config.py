@@ -104,8 +104,6 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         self._evaluation_env_creator: EnvCreator | None = None
         self.create_local_env_runner = False
         self._dont_auto_sync_env_runner_states = True
-        # Nothing waits for the actors until all, those for evaluation as well, and the learners are starting.
-        self.validate_env_runners_after_construction = False
         self.enable_rl_module_and_learner = True
         self.enable_env_runner_and_connector_v2 = True
 
@@ -511,6 +509,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         """
         from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 
+        check_evaluation_config(self)
         checks.check_options(self)
         if getattr(self, "env_runner_cls", None) is None:
             self.env_runner_cls = VLLMEnvRunner
@@ -518,7 +517,6 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         log_once(f"{getattr(self.algo_class, '__name__', self.algo_class)}_on_new_api_stack")
         super().validate()
         checks.check_config(self)
-        check_evaluation_config(self)
         if not self.in_evaluation:
             self.forget_environments()
             evaluation = cast(Self, self.get_evaluation_config_object())

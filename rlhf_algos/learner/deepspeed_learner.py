@@ -18,6 +18,7 @@ from torch import distributed
 
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.corrections import Corrector, NoCorrection, correction_metrics, make_corrector
+from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.learner.finite import require_finite, require_finite_batch
@@ -68,8 +69,9 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         if self._is_built:
             return
         torch.set_num_threads(self.config.threads_per_learner())
-        ensure_process_group()
-        super().build()
+        with garbage_collection_paused():
+            ensure_process_group()
+            super().build()
 
     def rebuild(self, config: AlgorithmConfig, module_spec: MultiRLModuleSpec) -> None:
         """Starts over with another configuration in the same process and process group. All ranks call it.

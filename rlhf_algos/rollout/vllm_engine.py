@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -76,7 +77,7 @@ PRIVATE_PARTS = (
     ),
     PrivatePart(
         "layer-record",
-        "reload.layerwise.get_layerwise_info: can_load, load_numel, load_numel_total",
+        "reload.layerwise.get_layerwise_info: can_load, load_numel, load_numel_total, loaded_weights, restore_metadata",
         "a layer that was written partly is accepted with a debug message",
         "a missing tensor is not noticed: the sampler goes on with an old or empty one",
     ),
@@ -171,6 +172,8 @@ class VLLMEngine:
 
     Raises:
         RuntimeError: if another version of vLLM is installed than the one this file was written for.
+        ValueError: for what vLLM can't do with a model: a tied head that it does not tie, or attention sinks on a CPU
+            in another dtype than bfloat16.
     """
 
     def __init__(self, model: str, engine_args: Mapping[str, Any], *, record_routes: bool) -> None:
@@ -199,6 +202,8 @@ class VLLMEngine:
             "enable_return_routed_experts": record_routes,
         }
         self._llm = LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
+        _check_sinks(self._model())
+        _check_tied_head(self._model(), self._llm.vllm_config.model_config.hf_text_config)
         self._sampling_params = vllm.SamplingParams
         self._vllm_config = self._llm.vllm_config
         self._reload = WeightReload(self._model(), self._vllm_config)
@@ -285,6 +290,17 @@ class VLLMEngine:
         self._llm.engine_core.abort_requests(list(self._running))
         self._running.clear()
 
+    def close(self) -> None:
+        """Frees the engine; afterwards another one can start in this process, also one of another kind of model."""
+        from vllm.distributed.parallel_state import destroy_model_parallel
+
+        self.abort_all()
+        # vLLM's own shutdown would end the process group too, which a learner in this process may share.
+        del self._llm, self._reload
+        gc.collect()
+        # vLLM makes the group of experts with the others, once, and only if the first model has experts.
+        destroy_model_parallel()
+
     # ---- weights --------------------------------------------------------------------------------------------
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -306,3 +322,29 @@ class VLLMEngine:
     def _model(self) -> torch.nn.Module:
         worker = self._llm.model_executor.driver_worker.worker
         return worker.model_runner.get_model()
+
+
+def _check_sinks(model: torch.nn.Module) -> None:
+    """Raises ValueError at the start for what a CPU would only refuse when it samples."""
+    dtypes = {parameter.dtype for name, parameter in model.named_parameters() if name.endswith(".sinks")}
+    if not torch.cuda.is_available() and dtypes - {torch.bfloat16}:
+        raise ValueError(
+            "vLLM's attention with learned sinks (gpt-oss) takes bfloat16 only on a CPU: set vllm(dtype='bfloat16')."
+        )
+
+
+def _check_tied_head(model: torch.nn.Module, config: Any) -> None:
+    """Raises ValueError if vLLM would sample with an output head that no tensor fills."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    # False by now if the checkpoint holds the head as well: vLLM then loads it.
+    if not getattr(config, "tie_word_embeddings", False):
+        return
+    heads = {id(m.weight) for m in model.modules() if isinstance(m, ParallelLMHead)}
+    others = {id(p) for m in model.modules() if not isinstance(m, ParallelLMHead) for p in m.parameters(recurse=False)}
+    if heads - others:
+        raise ValueError(
+            f"vLLM's {type(model).__name__} does not tie its output head, but the model's config says "
+            "tie_word_embeddings=true and its checkpoint holds no lm_head.weight: vLLM would sample with a head of "
+            "random numbers. Save it untied (tie_word_embeddings=false, the embedding's weight as lm_head.weight)."
+        )

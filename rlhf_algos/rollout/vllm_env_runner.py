@@ -18,6 +18,7 @@ from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.envs import EnvCreator, Prompt, PromptSpace, UnicodeText, finite_reward
+from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
 from rlhf_algos.rollout.groups import require_same_prompts, task_of
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
@@ -57,7 +58,8 @@ class VLLMEnvRunner(EnvRunner):
         # reaches the driver with the first call.
         self._broken: Exception | None = None
         try:
-            self._construct(config)
+            with garbage_collection_paused():
+                self._construct(config)
         except Exception as error:
             self._broken = error
 

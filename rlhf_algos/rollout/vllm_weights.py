@@ -71,10 +71,11 @@ class WeightReload:
 
         layers = dict(self._model.named_modules())
         # Before the reload gives each layer parameters of its own: a tied head has its embedding's.
-        parameters = {name: {id(p) for p in layer.parameters(recurse=False)} for name, layer in layers.items()}
+        parameters = {name: _checkpoint_parameters(name, layer) for name, layer in layers.items()}
         with set_current_vllm_config(self._vllm_config):
             forget_expert_kernels(self._model)
             initialize_layerwise_reload(self._model)
+            whole = False
             try:
                 for name in self._in_place:
                     _fill_with_nan(name, layers[name])
@@ -90,17 +91,20 @@ class WeightReload:
                     if not holes:
                         _layerwise_process(layers[name], get_layerwise_info(layers[name]))
                 missing += _not_named(self._model, reported)
+                whole = not missing
             finally:
+                if not whole:
+                    _drop_buffered(layers)
                 # Also after an error: it leaves a structure into which a whole set of weights can be loaded.
                 finalize_layerwise_reload(self._model, self._vllm_config.model_config)
                 repack_tied_head(self._model)
         return missing, passed_by
 
-    def _not_counted(self, layers: dict[str, nn.Module], parameters: dict[str, set[int]]) -> list[tuple[str, int, int]]:
+    def _not_counted(self, layers: dict[str, nn.Module], parameters: dict[str, set[Any]]) -> list[tuple[str, int, int]]:
         """Layers that still wait for numbers: name, numbers that came, numbers wanted."""
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-        written: set[int] = set()
+        written: set[Any] = set()
         waiting = []
         for name, layer in layers.items():
             info = get_layerwise_info(layer)
@@ -110,8 +114,34 @@ class WeightReload:
                 written |= parameters[name]
             else:
                 waiting.append((name, int(info.load_numel), wanted))
-        # Without parameters of its own (buffers like rotary caches; a tied head) a layer needs no tensor.
+        # Without parameters of its own (a rotary cache, a tied head, derived ones) a layer needs no tensor.
         return [(name, numel, wanted) for name, numel, wanted in waiting if parameters[name] - written]
+
+
+def _checkpoint_parameters(name: str, layer: nn.Module) -> set[Any]:
+    """Marks of the parameters that a layer has in checkpoint layout: two layers that share one have the same mark."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    names = set(get_layerwise_info(layer).restore_metadata[0])
+    if layer._parameters.get("bias") is not None:
+        # vLLM counts biases, although it does not restore them.
+        names.add("bias")
+    own = {each: layer._parameters.get(each) for each in names}
+    return {(name, each) if parameter is None else id(parameter) for each, parameter in own.items()}
+
+
+def _drop_buffered(layers: dict[str, nn.Module]) -> None:
+    """Forgets what the layers that are not whole were given; vLLM then puts their last kernel tensors back.
+
+    It would load it otherwise, and a tensor of a wrong shape would then fail again in every later update.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in layers.values():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            info.load_numel = 0
 
 
 def _numbers_wanted(layer: nn.Module, total: int) -> int:
@@ -123,8 +153,16 @@ def _numbers_wanted(layer: nn.Module, total: int) -> int:
 
 def _reports(reported: set[str], layers: dict[str, nn.Module], name: str) -> bool:
     """Whether the model says that it loaded every parameter of a layer."""
-    own = [f"{name}.{parameter}" for parameter, _ in layers[name].named_parameters(recurse=False)]
+    own = [f"{name}.{parameter}" for parameter, _ in _restored(layers[name])]
     return bool(own) and reported.issuperset(own)
+
+
+def _restored(layer: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that the reload puts into checkpoint layout; a router's bias that a layer also holds is none."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    names = get_layerwise_info(layer).restore_metadata[0]
+    return [(name, parameter) for name, parameter in layer.named_parameters(recurse=False) if name in names]
 
 
 def _fill_with_nan(name: str, layer: nn.Module) -> None:
@@ -133,7 +171,7 @@ def _fill_with_nan(name: str, layer: nn.Module) -> None:
     from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
     materialize_layer(layer, get_layerwise_info(layer))
-    for parameter_name, parameter in layer.named_parameters(recurse=False):
+    for parameter_name, parameter in _restored(layer):
         if not parameter.is_floating_point():
             raise ValueError(
                 f"{name}.{parameter_name} is of {parameter.dtype} and written past vLLM's loaders: whether new weights "
@@ -145,7 +183,7 @@ def _fill_with_nan(name: str, layer: nn.Module) -> None:
 
 def _not_written(name: str, layer: nn.Module) -> list[str]:
     holes = []
-    for parameter_name, parameter in layer.named_parameters(recurse=False):
+    for parameter_name, parameter in _restored(layer):
         numel = int((~parameter.isnan()).sum())
         if numel < parameter.numel():
             holes.append(f"{name}.{parameter_name} ({numel} of {parameter.numel()} numbers)")

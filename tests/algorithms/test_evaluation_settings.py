@@ -346,6 +346,20 @@ def test_a_key_that_would_change_nothing_is_refused(key, message):
         training_config(**{key: 1}).validate()
 
 
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("temperature", "0.7", r"evaluation_config={'temperature': '0.7'}\) must be a finite number"),
+        ("max_response_tokens", 8.5, r"{'max_response_tokens': 8.5}\) must be a whole number"),
+        ("top_p", float("nan"), r"{'top_p': nan}\) must be a finite number above 0"),
+        ("seed", -1, r"{'seed': -1}\) must be None or a whole number"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_before_anything_starts(key, value, message):
+    with pytest.raises(ValueError, match=message):
+        training_config(**{key: value}).validate()
+
+
 def test_a_whole_configuration_is_no_evaluation_config():
     config = training_config()
     config.evaluation_config = GRPOConfig()

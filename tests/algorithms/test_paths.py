@@ -26,7 +26,7 @@ def folder(tmp_path, monkeypatch):
     shutil.copytree(resolve_model("rlhf_algos/tiny-moe"), tmp_path / "my-model")
     (tmp_path / "org").mkdir()
     (tmp_path / "b").mkdir()
-    make_batch([3, 2]).save(tmp_path / "b/iteration-000001.safetensors")
+    make_batch([2, 3]).save(tmp_path / "b/step-000001.safetensors")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
 def test_paths_are_absolute_as_soon_as_they_are_set(folder, monkeypatch):
     config = base().language_model("my-model").debugging(save_batches="out")
     config.vllm(download_dir="cache").deepspeed(config={"csv_monitor": {"enabled": True, "output_path": "logs"}})
-    offline = base().offline_data(input_=["b", Path("b/iteration-000001.safetensors")])
+    offline = base().offline_data(input_=["b", Path("b/step-000001.safetensors")])
     monkeypatch.chdir(folder / "elsewhere")
     for each in (config, offline):
         each.validate()
@@ -43,7 +43,7 @@ def test_paths_are_absolute_as_soon_as_they_are_set(folder, monkeypatch):
     assert config.save_batches == str(folder / "out")
     assert config.vllm_args == {"download_dir": str(folder / "cache")}
     assert config.deepspeed_config["csv_monitor"] == {"enabled": True, "output_path": str(folder / "logs")}
-    assert offline.input_ == [str(folder / "b"), str(folder / "b/iteration-000001.safetensors")]
+    assert offline.input_ == [str(folder / "b"), str(folder / "b/step-000001.safetensors")]
 
 
 def test_paths_within_a_search(folder):

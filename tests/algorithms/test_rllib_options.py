@@ -114,7 +114,7 @@ def test_callbacks_that_are_never_called_are_refused_in_a_class_too():
 
 @pytest.mark.parametrize("config", [GRPOConfig, ReinforceSCConfig])
 def test_defaults_and_saved_batches_pass_also_by_way_of_a_dict(config, tmp_path):
-    make_batch([3, 2]).save(tmp_path / "iteration-000001.safetensors")
+    make_batch([2, 3]).save(tmp_path / "step-000001.safetensors")
     for made in (
         config().environment("rlhf_algos/Addition-v0"),
         config().environment("rlhf_algos/Addition-v0").offline_data(input_=tmp_path),

@@ -88,3 +88,17 @@ def test_where_nothing_can_start_beside_it_rllibs_order_stays(ray_session, monke
         monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True}, {"Alive": True}])
     with learners_starting(config, nothing):
         assert started_learners() is None
+
+
+def test_actors_for_evaluation_are_waited_for_too(monkeypatch):
+    from rlhf_algos.algorithms.base import algorithm as module
+    from rlhf_algos.algorithms.grpo import GRPO
+
+    asked = []
+    monkeypatch.setattr(module, "on_env_runners", lambda group, function: asked.append(group))
+    algorithm = object.__new__(GRPO)
+    algorithm.env_runner_group, algorithm.eval_env_runner_group = "training", "evaluation"
+    algorithm._require_env_runners()
+    algorithm.env_runner_group = None
+    algorithm._require_env_runners()
+    assert asked == ["training", "evaluation", "evaluation"]

@@ -126,9 +126,9 @@ def test_a_task_of_your_own_is_learned(built, capsys):
     (iterations,) = map(int, re.findall(r"for _ in range\((\d+)\)", text))
     assert len(rewards) == iterations
     low, high = map(float, re.search(r"rises from about (0\.\d+) to (0\.\d+)", README).groups())
-    assert rewards[0] == pytest.approx(low, abs=0.1)
-    assert rewards[-1] == pytest.approx(high, abs=0.1)
-    assert high - low > 0.3
+    assert rewards[0] == pytest.approx(low, abs=0.05)
+    assert rewards[-1] == pytest.approx(high, abs=0.15)
+    assert high > 3 * low
 
 
 def test_the_configurations_that_correct_are_valid_and_take_effect():
@@ -171,6 +171,6 @@ def test_a_sweep_with_tune(ray_session, monkeypatch, tmp_path, capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("none ", "r3 "))]
     found = {replay: (float(kl), float(routes)) for replay, kl, routes in lines}
     assert sorted(found) == ["none", "r3"]
-    # The same first batch: replay does not change which routes differ, and takes their part of the mismatch away.
-    assert found["none"][1] == found["r3"][1] > 0
+    # On the same first batch routes differ either way, and replay takes their part of the mismatch away.
+    assert min(routes for _, routes in found.values()) > 0.005
     assert found["none"][0] > 2 * found["r3"][0] > 0

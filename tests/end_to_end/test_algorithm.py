@@ -61,7 +61,7 @@ def first_run(ray_session):
 def test_nothing_listens_beyond_this_machine(first_run):
     """Ray's servers, every worker, the learners' store and gloo: all processes of a running algorithm."""
     listening = listening_addresses(os.getpid())
-    for part in ("gcs_server", "raylet", "VLLMEnvRunner", "GRPOLearner"):
+    for part in ("gcs_server", "raylet", "ray::VLLMEnvRunner", "ray::_WrappedExecutable"):
         assert any(part in process for process in listening), (part, listening)
     beyond = {process: found for process, found in listening.items() if found - {"127.0.0.1", "::1"}}
     assert beyond == {}

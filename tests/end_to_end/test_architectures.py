@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from architectures import ARCHITECTURES, EXACT, Case, every_case, one_of_each, works  # noqa: E402
+from architectures import ARCHITECTURES, EXACT, ROUNDED, Case, every_case, one_of_each, works  # noqa: E402
 
 CASES = [str(case) for case in one_of_each()]
 
@@ -32,11 +32,13 @@ def results(tmp_path_factory):
 def test_it_is_trained_published_saved_and_loaded(results, case):
     result = results[case]
     assert "error" not in result, result["error"]
-    assert len(result["differences"]) == 4 and max(result["differences"]) < EXACT, result
-    assert min(result["moved"]) > 1e-4, "the updates are too small to tell old weights from new ones"
-    assert result["saved_in_vllm"][0] < EXACT and result["saved_in_transformers"][0] < EXACT, result
+    exact = result["sampler_dtype"] == "float32"
+    furthest = max(*result["differences"], result["saved_in_vllm"][0])
+    assert len(result["differences"]) == 4 and furthest < (EXACT if exact else ROUNDED), result
+    assert furthest * 10 < min(result["moved"]), "the updates are too small to tell old weights from new ones"
+    assert result["saved_in_transformers"][0] < (EXACT if exact else ROUNDED), result
     if Case.parse(case).has_routers:
-        assert (result["route_mismatch"], result["replayed_fraction"]) == (0.0, 1.0)
+        assert result["replayed_fraction"] == 1.0 and (result["route_mismatch"] == 0.0 or not exact)
     assert works(result)
 
 

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "report": set(),
     "owned_folders": set(),
     "local_ray": set(),
+    "importing": set(),
     "doctor": {"owned_folders"},
     "cli": {"doctor", "report", "commands"},
     "__main__": {"cli"},
@@ -27,8 +28,8 @@ MAY_IMPORT = {
     "routing_replay": {"batch"},
     "weight_sync": {"batch", "owned_folders"},
     "envs": {"batch"},
-    "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync"},
-    "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync"},
+    "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync", "importing"},
+    "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync", "importing"},
     "algorithms": ENGINE | {"models", "report", "local_ray"},
     "commands": {"algorithms", "batch", "corrections", "report", "routing_replay", "local_ray"},
 }

@@ -36,7 +36,9 @@ def engine(folder):
     environment, disabled = dict(os.environ), torch._dynamo.config.disable
     threads = torch.get_num_threads()
     arguments = {"dtype": "float32", "max_model_len": 64, "seed": 0, "skip_tokenizer_init": True}
-    yield VLLMEngine(str(folder), {**arguments, "kv_cache_memory_bytes": 2**26}, record_routes=True)
+    # A prompt fills a block, so that there is something to cache.
+    arguments |= {"block_size": 32, "num_gpu_blocks_override": 128}
+    yield VLLMEngine(str(folder), arguments, record_routes=True)
     from vllm.distributed import cleanup_dist_env_and_memory
 
     cleanup_dist_env_and_memory()
@@ -141,9 +143,9 @@ def test_an_incomplete_set_is_refused_and_a_whole_one_mends_it(whole, tensors, d
     assert distance(new) < EXACT
 
 
-def test_a_tensor_of_another_shape_is_an_error_and_a_whole_set_mends_it(whole, tensors, distance):
+def test_a_tensor_of_another_shape_is_named_and_a_whole_set_mends_it(whole, tensors, distance):
     new = moved(tensors, 1)
-    with pytest.raises((ValueError, AssertionError, RuntimeError)):
+    with pytest.raises(ValueError, match=r"layers model\.norm \(32 of 64 numbers\)\."):
         whole.load_weights((new | {"model.norm.weight": torch.ones(32)}).items())
     whole.load_weights(new.items())
     assert distance(new) < EXACT
@@ -186,7 +188,7 @@ class Toy(nn.Module):
 
     def __init__(self, *, tied):
         super().__init__()
-        self.embed, self.lm_head, self.experts, self.gate = nn.Module(), nn.Module(), nn.Module(), nn.Module()
+        self.embed, self.lm_head, self.gate, self.experts = nn.Module(), nn.Module(), nn.Module(), nn.Module()
         self.embed.weight = nn.Parameter(torch.zeros(4, 2))
         self.lm_head.weight = self.embed.weight if tied else nn.Parameter(torch.zeros(4, 2))
         self.experts.weight = nn.Parameter(torch.zeros(3, 2))
