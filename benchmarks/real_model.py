@@ -51,6 +51,8 @@ def convert(folder: Path) -> None:
 
 def train(folder: Path, threads: int) -> dict[str, Any]:
     """Trains; returns what was measured in each iteration."""
+    import ray
+
     from rlhf_algos.algorithms.grpo import GRPOConfig
 
     config = (
@@ -65,7 +67,15 @@ def train(folder: Path, threads: int) -> dict[str, Any]:
         .training(prompts_per_iteration=4, group_size=8, lr=1e-5)
         .debugging(seed=0)
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
+    # Sampler and learner take turns on the same cores; Ray counts them twice.
+    ray.init(
+        num_cpus=2 * threads + 1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        _node_ip_address="127.0.0.1",
+    )
     algorithm = config.build_algo()
     try:
         for _ in range(ITERATIONS):
@@ -84,6 +94,7 @@ def train(folder: Path, threads: int) -> dict[str, Any]:
             print(json.dumps(rows[-1]), flush=True)
     finally:
         algorithm.stop()
+        ray.shutdown()
     return {"model": "SmolLM2-135M-Instruct", "threads": threads, "iterations": rows}
 
 
