@@ -257,19 +257,14 @@ def run_here(cases: Sequence[Case]) -> None:
 
 
 def run_in_processes(cases: Sequence[Case], count: int) -> dict[str, dict[str, Any]]:
-    """Splits the cases between `count` processes; one that dies has its end as the error of the cases it still had.
-
-    Nothing that an architecture leaves in a process may help or harm another one's result: a case that fails in company
-    is run again alone.
-    """
+    """Splits the cases between `count` processes; the cases of one that dies are run alone, each in its own."""
     workers = [start_worker(cases[place::count]) for place in range(count) if cases[place::count]]
     found: dict[str, dict[str, Any]] = {}
     for worker in workers:
         found |= read_results(worker)
     for case in cases:
-        if len(cases) > 1 and (str(case) not in found or "error" in found[str(case)]):
-            found |= read_results(start_worker([case]))
-        found.setdefault(str(case), {"error": "the process ended"})
+        if str(case) not in found:
+            found |= {str(case): {"error": "the process ended"}} | read_results(start_worker([case]))
     return {str(case): found[str(case)] for case in cases}
 
 

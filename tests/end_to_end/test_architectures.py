@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from architectures import ARCHITECTURES, EXACT, ROUNDED, Case, every_case, one_of_each, works  # noqa: E402
+from architectures import ARCHITECTURES, EXACT, ROUNDED, UNTIED_ONLY, Case, every_case, one_of_each, works  # noqa: E402
 
 CASES = [str(case) for case in one_of_each()]
 
@@ -51,7 +51,9 @@ def test_every_head_and_vocabulary_is_among_them():
 
 
 def test_the_documented_results_are_complete():
-    """docs/data/architectures.json has every case, and each works or says why not."""
+    """docs/data/architectures.json has every case; what doesn't work is a tied head that vLLM does not tie."""
     documented = json.loads((ROOT / "docs" / "data" / "architectures.json").read_text())
     assert set(documented) == {str(case) for case in every_case()}
-    assert [name for name, result in documented.items() if "error" not in result and not works(result)] == []
+    refused = {str(case) for case in every_case() if case.tied and case.architecture in UNTIED_ONLY}
+    assert {name for name, result in documented.items() if not works(result)} == refused
+    assert all("does not tie its output head" in documented[name]["error"] for name in refused)

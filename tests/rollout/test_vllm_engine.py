@@ -17,7 +17,14 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.architecture_models import write_model
 from rlhf_algos.rollout import vllm_weights
-from rlhf_algos.rollout.vllm_engine import PRIVATE_PARTS, VLLM_VERSION, GenerationRequest, VLLMEngine
+from rlhf_algos.rollout.vllm_engine import (
+    PRIVATE_PARTS,
+    VLLM_VERSION,
+    GenerationRequest,
+    VLLMEngine,
+    _check_sinks,
+    _check_tied_head,
+)
 from rlhf_algos.rollout.vllm_weights import WeightReload
 
 EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
@@ -178,6 +185,35 @@ def test_another_version_is_refused_before_anything_starts(engine, folder, monke
     monkeypatch.setattr(vllm, "__version__", "0.31.0")
     with pytest.raises(RuntimeError, match=rf"drives vLLM {VLLM_VERSION} .*installed is 0\.31\.0"):
         VLLMEngine(str(folder), {}, record_routes=False)
+
+
+def test_a_head_that_vllm_does_not_tie_is_refused(engine):
+    """OLMoE, GLM-4-MoE, DeepSeek-V3 and gpt-oss: nothing would fill their head."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    class Head(ParallelLMHead):
+        def __init__(self, weight):
+            nn.Module.__init__(self)
+            self.weight = weight
+
+    model, tied, untied = nn.Module(), SimpleNamespace(tie_word_embeddings=True), SimpleNamespace()
+    model.embed, model.lm_head = nn.Embedding(4, 2), Head(nn.Parameter(torch.zeros(4, 2)))
+    _check_tied_head(model, untied)
+    with pytest.raises(ValueError, match="vLLM's Module does not tie its output head"):
+        _check_tied_head(model, tied)
+    model.lm_head = Head(model.embed.weight)
+    _check_tied_head(model, tied)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's kernels take other dtypes too")
+def test_sinks_are_refused_in_float32(engine):
+    model = nn.Module()
+    model.attention = nn.Module()
+    model.attention.sinks = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    _check_sinks(model)
+    model.attention.sinks = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"set vllm\(dtype='bfloat16'\)"):
+        _check_sinks(model)
 
 
 # ---- loading, on models of a few numbers ----------------------------------------------------------------------------
