@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from typing import Any, cast
+from typing import cast
 
 import gymnasium
 from gymnasium.error import ResetNeeded
@@ -118,14 +118,22 @@ def check_indices(env: Env, name: str) -> None:
     """Check that index i names one problem, whatever was drawn before."""
     limit = cast("PromptEnv", env.unwrapped).num_problems
     indices = [index for index in INDICES if limit is None or index < limit]
-    prompts = [env.reset(options={"index": index})[0] for index in indices]
+    prompts = [prompt_at(env, index) for index in indices]
     for index in reversed(indices):
         env.reset(seed=index + 1)
-        again, _ = env.reset(options={"index": index})
+        again = prompt_at(env, index)
         if again != prompts[index]:
             raise AssertionError(
                 f"{name}: index={index} gave {prompts[index]!r}, then {again!r}. An evaluation needs fixed problems."
             )
+
+
+def prompt_at(env: Env, index: int) -> Prompt:
+    """Return the prompt of problem `index`; one of another split is a broken promise."""
+    try:
+        return env.reset(options={"index": index})[0]
+    except ValueError as error:
+        raise AssertionError(str(error)) from error
 
 
 def check_splits(env: Env, name: str) -> None:
@@ -152,11 +160,9 @@ def problem_keys(env: Env, split: str) -> set[str]:
     assert env.spec is not None
     other = env.spec.make(split=split)
     task = cast("PromptEnv", other.unwrapped)
-    resets: list[dict[str, Any]] = [{"seed": seed} for seed in SEEDS]
-    for index in INDICES:
-        if task.num_problems is None or index < task.num_problems:
-            resets.append({"options": {"index": index}})
-    return {task.problem_key(other.reset(**arguments)[0]) for arguments in resets}
+    keys = {task.problem_key(other.reset(seed=seed)[0]) for seed in SEEDS}
+    indices = [index for index in INDICES if task.num_problems is None or index < task.num_problems]
+    return keys | {task.problem_key(prompt_at(other, index)) for index in indices}
 
 
 def accepts_split(env: Env) -> bool:

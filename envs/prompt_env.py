@@ -131,6 +131,10 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
         """
         return self.draw_in_split(np.random.default_rng([INDEX_STREAM, index]))
 
+    def in_split(self, prompt: Prompt) -> bool:
+        """Tell whether the latest problem, with this prompt, belongs to this environment's split."""
+        return self.split in ("all", split_of(self.problem_key(prompt), self.heldout_fraction))
+
     def draw_in_split(self, rng: np.random.Generator) -> Prompt:
         """Draw prompts until one belongs to this environment's split.
 
@@ -139,7 +143,7 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
         """
         for _ in range(MAX_DRAWS):
             prompt = self._checked_prompt(self.prompt(rng))
-            if self.split == "all" or self.split == split_of(self.problem_key(prompt), self.heldout_fraction):
+            if self.in_split(prompt):
                 return prompt
         raise RuntimeError(
             f"{self.name}: none of {MAX_DRAWS} prompts belongs to split={self.split!r}. The task has too few "
@@ -165,6 +169,12 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
             self._prompt = self.draw_in_split(self.np_random)
         else:
             self._prompt = self._checked_prompt(self.prompt_at(index))
+            if not self.in_split(self._prompt):
+                raise ValueError(
+                    f"{self.name}: problem {index}, {self._prompt!r}, does not belong to split={self.split!r}, so an "
+                    "evaluation would play what is trained on. Let prompt_at() and num_problems count the problems of "
+                    "this split alone: those for which self.in_split(prompt) is true."
+                )
         return self._prompt, {}
 
     def step(self, response: str) -> tuple[Prompt, float, bool, bool, dict[str, Any]]:

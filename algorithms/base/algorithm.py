@@ -39,12 +39,14 @@ from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import bundles_of_trial, check_resources, thread_summary
+from rlhf_algos.algorithms.base.roll_call import Standing, bring_up_to_date
 from rlhf_algos.algorithms.base.rollouts import Actors, Rollouts, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder
 from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
 from rlhf_algos.algorithms.base.side_by_side import learners_starting
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.weight_sync import SharedWeights
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,9 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         self._shared_weights = SharedWeights()
         # An evaluation beside training reads weights while new ones are written.
         self._publication = threading.Lock()
+        # Of the actors' configuration: counted up by each reset.
+        self._configuration = 0
+        self._evaluated_version: int | None = None
         try:
             self._started_with(config)
             with learners_starting(config, self._require_env_runners):
@@ -92,6 +97,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         self._weight_version = 0
         self._next_group = 0
         self._last_batch = None
+        self._training_splits: list[dict[str, str]] | None = None
         self._step_metrics = IterationMetrics()
         logger.info("Seed %d. Threads: %s.", config.seed, thread_summary(config))
         if config.mismatch_injected().active:
@@ -155,6 +161,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
     def _sample(self) -> Rollouts:
         first = self._next_group
         self._next_group += self.config.prompts_per_iteration
+        self._bring_up_to_date(self.env_runner_group, self._sampler_version, self.config.mismatch_injected())
         actors = Actors(
             group=self.env_runner_group,
             restore=lambda: self.restore_env_runners(self.env_runner_group),
@@ -212,37 +219,32 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         """
         if self.env_runner_group is not None or self.eval_env_runner_group is not None:
             weights.publish(self.learner_group, self._shared_weights, version)
-        self._weight_version = version
-        if self.env_runner_group is not None:
-            self._distribute()
         with self._publication:
-            self._shared_weights.remove_older(self._sampler_version)
+            self._weight_version = version
+        if self.env_runner_group is not None:
+            self._bring_up_to_date(self.env_runner_group, self._sampler_version, self.config.mismatch_injected())
+        with self._publication:
+            needed = self._sampler_version if self._evaluated_version is None else self._evaluated_version
+            self._shared_weights.remove_older(min(self._sampler_version, needed))
 
-    def _distribute(self, actors: list[int] | None = None) -> None:
-        weights.distribute(
-            self.env_runner_group,
-            self._shared_weights,
-            self._sampler_version,
-            seed=self.config.seed,
-            actors=actors,
-            injection=self.config.mismatch_injected(),
-        )
+    def _bring_up_to_date(self, group: EnvRunnerGroup, version: int, injection: MismatchInjection) -> None:
+        """Gives the actors this run's configuration and these weights, those that don't have them."""
+
+        def load(actors: list[int]) -> None:
+            weights.distribute(
+                group, self._shared_weights, version, seed=self.config.seed, actors=actors, injection=injection
+            )
+
+        config = self.config if group is self.env_runner_group else self.evaluation_config
+        bring_up_to_date(group, Standing(self._configuration, version, injection), config=config, load=load)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup | None) -> list[int]:
-        """Brings restarted actors back, with the current configuration and weights before they sample anything.
-
-        Ray restarts an actor with what it was first constructed with, which a later `reset_config` may have replaced.
-        """
+        """RLlib's own; an actor that it brings back gets configuration and weights before it samples anything."""
         if env_runner_group is None:
             return []
         restored = list(env_runner_group.probe_unhealthy_env_runners())
-        if not restored:
-            return []
-        of_training = env_runner_group is self.env_runner_group
-        config = self.config if of_training else self.evaluation_config
-        on_env_runners(env_runner_group, lambda runner: runner.configure(config), actors=restored)
-        if of_training:
-            self._distribute(restored)
+        if restored and env_runner_group is self.env_runner_group:
+            self._bring_up_to_date(env_runner_group, self._sampler_version, self.config.mismatch_injected())
         return restored
 
     def save_pretrained(self, path: str | Path) -> Path:

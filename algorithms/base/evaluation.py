@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 
-from rlhf_algos.algorithms.base import weights
 from rlhf_algos.algorithms.base.evaluation_settings import is_held_out
 from rlhf_algos.algorithms.base.metrics import evaluation_metrics
 from rlhf_algos.algorithms.base.remote import on_env_runners
@@ -65,41 +64,27 @@ class EvaluationOnRolloutActors(Algorithm):
         )
         return evaluation
 
+    _training_splits: list[dict[str, str]] | None
+
     def _evaluating_group(self) -> EnvRunnerGroup | None:
         return self.eval_env_runner_group or self.env_runner_group
 
     def _evaluation_results(self) -> dict[str, Any]:
         """Of the trainer's policy; with an injected mismatch also those of the sampler's, as `sampler_*`."""
         injection = self.config.mismatch_injected()
-        plays_training = self.eval_env_runner_group is None
-        if not injection.active:
-            if not plays_training:
-                self._load_for_evaluation(self._weight_version, NO_INJECTION)
-            return self._play_both_ways(self._weight_version, NO_INJECTION)
-        # Rollout actors have the sampler's weights already.
-        if not plays_training:
-            self._load_for_evaluation(self._sampler_version, injection)
-        sampler = self._play_both_ways(self._sampler_version, injection)
-        self._load_for_evaluation(self._weight_version, NO_INJECTION)
+        with self._publication:
+            # Until the evaluation is over, training beside it removes neither.
+            version, sampler_version = self._weight_version, self._sampler_version
+            self._evaluated_version = min(version, sampler_version)
         try:
-            results = self._play_both_ways(self._weight_version, NO_INJECTION)
+            if not injection.active:
+                return self._play_both_ways(version, NO_INJECTION)
+            sampler = self._play_both_ways(sampler_version, injection)
+            results = self._play_both_ways(version, NO_INJECTION)
         finally:
-            if plays_training:
-                self._distribute()
+            self._evaluated_version = None
         names = ("episode_return_mean", "greedy_return_mean")
         return results | {f"sampler_{name}": sampler[name] for name in names if name in sampler}
-
-    def _load_for_evaluation(self, version: int, injection: MismatchInjection, actors: list[int] | None = None) -> None:
-        """Has the evaluating actors load a version; no publication removes its file meanwhile."""
-        with self._publication:
-            weights.distribute(
-                self._evaluating_group(),
-                self._shared_weights,
-                version,
-                seed=self.config.seed,
-                actors=actors,
-                injection=injection,
-            )
 
     def _play_both_ways(self, version: int, injection: MismatchInjection) -> dict[str, Any]:
         results = self._play_evaluation(version, injection, greedy=False)
@@ -123,20 +108,18 @@ class EvaluationOnRolloutActors(Algorithm):
                 "vllm(max_model_len=...) or shorten the prompts."
             )
         batch = in_order(batches, problems)
-        split = batch.settings["split"]
         return evaluation_metrics(batch, prompts_too_long=len(too_long)) | {
-            "split": split,
-            "held_out": float(is_held_out(split, self._training_split())),
+            "split": batch.settings["split"],
+            "held_out": float(is_held_out(batch.settings, self._splits_trained_on())),
         }
 
     def _evaluating_actors(self, version: int, injection: MismatchInjection) -> Actors:
-        group = self._evaluating_group()
+        group = cast(EnvRunnerGroup, self._evaluating_group())
+        self._bring_up_to_date(group, version, injection)
 
         def restore() -> None:
-            restored = self.restore_env_runners(group)
-            if restored:
-                # The weights that are being evaluated need not be those that training goes on with.
-                self._load_for_evaluation(version, injection, restored)
+            group.probe_unhealthy_env_runners()
+            self._bring_up_to_date(group, version, injection)
 
         return Actors(
             group=group,
@@ -145,13 +128,18 @@ class EvaluationOnRolloutActors(Algorithm):
             marks=self._shared_weights.folder / "evaluating",
         )
 
-    def _training_split(self) -> str:
-        """The split that is trained on, as the training environment itself says."""
-        if self.env_runner_group is None:
-            return str(self.config.env_config.get("split", "train"))
-        splits = on_env_runners(
-            self.env_runner_group,
-            lambda runner: runner.split,
-            actors=self.env_runner_group.healthy_env_runner_ids()[:1],
-        )
-        return next(iter(splits.values()), "train")
+    def _splits_trained_on(self) -> list[dict[str, str]]:
+        """Split and rule of what is trained on: of the training environment as an actor has it, or of saved batches.
+
+        Asked once per configuration: beside training, an actor would answer after its whole sample.
+        """
+        if self._training_splits is not None:
+            return self._training_splits
+        if self.offline_data is not None:
+            splits: list[dict[str, str]] = self.offline_data.splits()
+        else:
+            answers = on_env_runners(self.env_runner_group, lambda runner: runner.split_drawn())
+            # With no actor to ask, nothing is known, and so nothing is called held out.
+            splits = list(answers.values()) or [{}]
+        self._training_splits = splits
+        return splits

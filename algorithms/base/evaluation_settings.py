@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_algos.envs import EnvCreator
 
@@ -76,6 +76,8 @@ def complete_evaluation_config(
         evaluation: the copy, with the keys of `evaluation_config` set.
         training: what it was made of.
     """
+    if evaluation.seed is None:
+        evaluation.seed = training.seed
     given = training.evaluation_config or {}
     own_arguments = given.get("env_config") or {}
     if "env" in given and given["env"] != training.env:
@@ -96,6 +98,14 @@ def accepts_split(creator: EnvCreator) -> bool:
     return any(p.name == "split" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
-def is_held_out(split: str, training_split: str) -> bool:
-    """Whether problems of `split` can't be among those that are trained on."""
-    return split == HELDOUT and training_split == "train"
+def is_held_out(evaluated: Mapping[str, Any], trained: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether it is known that no evaluated problem is trained on.
+
+    Args:
+        evaluated: `split` and `split_rule` of what an evaluation played.
+        trained: the same of everything that is trained on.
+    """
+    rule = evaluated.get("split_rule")
+    return evaluated.get("split") == HELDOUT and all(
+        facts.get("split") == "train" and facts.get("split_rule") == rule for facts in trained
+    )

@@ -24,6 +24,7 @@ class ResettableAlgorithm(Algorithm):
     """
 
     _reset_may_restart = False
+    _configuration: int
 
     def reset(self, new_config: Mapping[str, Any], storage: Any = None) -> bool:
         """Tune's call between two trials on one actor: `reset_config`, and new processes where that is not enough.
@@ -67,10 +68,14 @@ class ResettableAlgorithm(Algorithm):
         self.evaluation_config = evaluation_config
         if config.offline_data_class is not None and not config.is_online:
             self.offline_data = config.offline_data_class(config)
-        if self.env_runner_group is not None:
-            on_env_runners(self.env_runner_group, lambda runner: runner.configure(config))
-        if self.eval_env_runner_group is not None:
-            on_env_runners(self.eval_env_runner_group, lambda runner: runner.configure(evaluation_config))
+        self._configuration += 1
+        number = self._configuration
+        for group, of_group in (
+            (self.env_runner_group, config),
+            (self.eval_env_runner_group, evaluation_config),
+        ):
+            if group is not None:
+                on_env_runners(group, lambda runner, of_group=of_group: runner.configure(of_group, number))
         spaces = {DEFAULT_MODULE_ID: (PromptSpace(), UnicodeText())}
         spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=False)
         on_learners(self.learner_group, lambda learner: learner.rebuild(config, spec))

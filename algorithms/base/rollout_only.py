@@ -44,8 +44,9 @@ def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Itera
 
     actors = Actors(group, ready, config.env_runner_restore_timeout_s)
     try:
-        ready()
         for iteration in range(iterations):
+            # Ray may have restarted an actor that nobody called meanwhile.
+            ready()
             first = iteration * config.prompts_per_iteration
             groups = range(first, first + config.prompts_per_iteration)
             rollouts = sample_groups(actors, groups, weight_version=0)

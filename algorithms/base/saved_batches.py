@@ -162,10 +162,18 @@ class SavedBatches(OfflineData):
         self.config = config
         self._files = batch_files(config.input_)
         self._next = 0
+        self._splits: list[dict[str, Any]] = []
         wanted = {"model": config.language_model_path, **config.sampling_settings().as_dict()}
         for file in self._files:
             saved = read_header(file).settings
             require_same_settings(saved, wanted, accepted=config.accept_different, file=file)
+            split = {name: saved.get(name) for name in ("split", "split_rule")}
+            if split not in self._splits:
+                self._splits.append(split)
+
+    def splits(self) -> list[dict[str, Any]]:
+        """Split and rule of the problems in the batches, each pair once; None where a batch does not say."""
+        return self._splits
 
     def __len__(self) -> int:
         """Batches in all."""

@@ -1,4 +1,4 @@
-"""The environments of a group's members."""
+"""What stands inside the wrappers of environments, and what members of a group must have in common."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from rlhf_algos.envs import Prompt, PromptEnv
 def task_of(environment: gymnasium.Env[Any, str]) -> PromptEnv:
     """What stands inside the wrappers."""
     return cast(PromptEnv, environment.unwrapped)
+
+
+def split_facts(task: PromptEnv) -> dict[str, str]:
+    """The split of a task, and what decides which problems are in it: equal rules hold out the same problems."""
+    key = type(task).problem_key
+    return {
+        "split": task.split,
+        "split_rule": f"{key.__module__}.{key.__qualname__} of {type(task).__qualname__}, {task.heldout_fraction:g}",
+    }
 
 
 def require_same_prompts(

@@ -20,7 +20,7 @@ from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.envs import EnvCreator, Prompt, PromptSpace, UnicodeText, finite_reward
 from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
-from rlhf_algos.rollout.groups import require_same_prompts, task_of
+from rlhf_algos.rollout.groups import require_same_prompts, split_facts, task_of
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
@@ -76,14 +76,19 @@ class VLLMEnvRunner(EnvRunner):
         )
         self.checkpoint_layout = checkpoint_layout(config.model_path())
 
-    def configure(self, config: Any) -> None:
+    def configure(self, config: Any, number: int = 0) -> None:
         """Takes over everything in a configuration but the engine; the actor has no weights afterwards.
 
         A configuration with another model or other engine arguments needs another actor.
+
+        Args:
+            config: of training, or of an evaluation.
+            number: of the configuration, counted by the driver; 0 is the one that an actor is made with.
         """
-        self.config = config
+        self.config, self.configuration = config, number
         self._sampling: SamplingSettings = config.sampling_settings()
         self._weight_version: int | None = None
+        self.injection: MismatchInjection | None = None
         self._unusable: str | None = None
         self._mark: ScoringMark | None = None
         # An actor of an evaluation trains nothing, and plays the one thing with its own configuration.
@@ -106,11 +111,13 @@ class VLLMEnvRunner(EnvRunner):
         """Makes one environment, so that a broken one is noticed before the engine starts."""
         self._creators: dict[str, EnvCreator] = {kind: of_kind.env_creator for kind, of_kind in self._configs.items()}
         self.env = self._take_environments(EVALUATION if self.config.in_evaluation else TRAINING, 1)[0]
+        if self.config.evaluation_interval:
+            # Now, and not at the first evaluation.
+            self._require_problems(self.config.evaluation_duration)
 
-    @property
-    def split(self) -> str:
-        """Which problems this actor's own environment draws: "train", "heldout" or "all"."""
-        return task_of(self.env).split
+    def split_drawn(self) -> dict[str, str]:
+        """Which problems this actor's own environment draws, and by which rule they were split."""
+        return split_facts(task_of(self.env))
 
     def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
         """Observation and action space of every prompt environment."""
@@ -184,7 +191,7 @@ class VLLMEnvRunner(EnvRunner):
         if injection.changes_weights:
             weights = injection.apply(weights, seed=seed)
         self._engine.load_weights(weights)
-        self._weight_version, self._unusable = version, None
+        self._weight_version, self.injection, self._unusable = version, injection, None
         return version
 
     def use_loaded_weights(self) -> None:
@@ -244,15 +251,25 @@ class VLLMEnvRunner(EnvRunner):
         """
         self._require_version(weight_version)
         self._mark = None if mark is None else ScoringMark(mark)
-        task = task_of(self._take_environments(EVALUATION, 1)[0])
-        available = task.num_problems
-        if available is not None and len(indices) and max(indices) >= available:
-            raise ValueError(
-                f"evaluation(evaluation_duration={self.config.evaluation_duration}): {task.name} has "
-                f"{available} problems in split={task.split!r}; ask for that many at most."
-            )
+        self._require_problems(max(indices, default=-1) + 1)
         plan = [(index, index, {"options": {"index": index}}) for index in indices]
         return self._play(plan, EVALUATION, self._configs[EVALUATION].sampling_settings(greedy=greedy))
+
+    def _require_problems(self, count: int) -> None:
+        """Raises ValueError unless the evaluation's environment can be made and has so many problems."""
+        try:
+            task = task_of(self._take_environments(EVALUATION, 1)[0])
+        except Exception as error:
+            error.add_note(
+                "while making the environment of the evaluation, which gets split='heldout' if its constructor takes a "
+                "`split`; evaluation(evaluation_config={'env_config': {...}}) changes its arguments"
+            )
+            raise
+        if task.num_problems is not None and count > task.num_problems:
+            raise ValueError(
+                f"evaluation(evaluation_duration={self.config.evaluation_duration}): {task.name} has "
+                f"{task.num_problems} problems in split={task.split!r}; ask for that many at most."
+            )
 
     def _seed_of(self, kind: str) -> int:
         seed = self._configs[kind].seed
@@ -321,7 +338,7 @@ class VLLMEnvRunner(EnvRunner):
         settings = {
             "model": self.config.language_model_path,
             "environment": str(self._configs[kind].env),
-            "split": task_of(environments[0]).split,
+            **split_facts(task_of(environments[0])),
             "mismatch_injection": self.config.mismatch_injected().as_dict(),
         } | sampling.as_dict()
         return assemble(ordered, sampling, router=self._router, settings=settings), too_long

@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS
+from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS, is_held_out
 from rlhf_algos.algorithms.base.metrics import evaluation_metrics
 from rlhf_algos.algorithms.base.reset import as_config
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.commands.config_file import ConfigFile
 from rlhf_algos.commands.run_config import RunConfig
-from rlhf_algos.envs import PromptEnv
+from rlhf_algos.envs import PromptEnv, RewardError
 from rlhf_algos.envs.addition import Addition, addition_key
 from rlhf_algos.envs.splits import split_of
+from rlhf_algos.rollout.groups import split_facts
 from tests.fake_engine import fake_runner
 
 # Ids of the bundled tokenizer: its digits begin at 22, 1 and 2 end a response.
@@ -236,7 +237,7 @@ def test_a_key_that_is_ignored_is_noticed(case, actor, monkeypatch):
         return evaluation
 
     monkeypatch.setattr(GRPOConfig, "get_evaluation_config_object", ignoring)
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises(RewardError if case == "unscorable_responses" else AssertionError):
         CHECKS[case][1](ACTORS[actor](from_python(case)))
 
 
@@ -323,6 +324,96 @@ def test_an_evaluation_checks_the_weights():
     runner._unusable = "its last weight update failed"
     with pytest.raises(RuntimeError, match="its last weight update failed"):
         runner.sample_evaluation([0], greedy=False, weight_version=0)
+
+
+class Rows(PromptEnv):
+    """A list of problems, walked through without a look at the split."""
+
+    num_problems = 300
+
+    def prompt(self, rng):
+        return f"row {rng.integers(300)}"
+
+    def prompt_at(self, index):
+        return f"row {index}"
+
+    def reward(self, response):
+        return 0.0
+
+
+class OwnRows(Rows):
+    """The same, with the rows of this split alone."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.rows = [row for row in (f"row {i}" for i in range(300)) if self.in_split(row)]
+        self.num_problems = len(self.rows)
+
+    def prompt_at(self, index):
+        return self.rows[index]
+
+
+def test_a_problem_of_another_split_is_an_error_and_no_heldout_figure():
+    config = training_config().environment(Rows)
+    config.env_config = {}
+    runner = fake_runner(as_config(GRPOConfig(), config))
+    with pytest.raises(ValueError, match=r"Rows: problem \d+, 'row \d+', does not belong to split='heldout'"):
+        runner.sample_evaluation(range(200), greedy=False, weight_version=0)
+    config.environment(OwnRows)
+    texts, _, _ = played(fake_runner(as_config(GRPOConfig(), config)), range(20))
+    assert {split_of(text, PromptEnv.heldout_fraction) for text in texts} == {"heldout"}
+
+
+def test_what_is_called_held_out():
+    """The split of training is "train", by the same rule; unknown is not known."""
+
+    class Fewer(OwnRows):
+        heldout_fraction = 0.05
+
+    class OtherKey(OwnRows):
+        def problem_key(self, prompt):
+            return prompt.upper()
+
+    facts = {
+        (env.__name__, split): split_facts(env(split=split))
+        for env in (OwnRows, Fewer, OtherKey)
+        for split in ("train", "heldout", "all")
+    }
+    evaluated = facts["OwnRows", "heldout"]
+    assert is_held_out(evaluated, [facts["OwnRows", "train"]])
+    assert is_held_out(evaluated, [facts["OwnRows", "train"]] * 2)
+    for trained in (*facts.values(), {}, {"split": "train", "split_rule": None}):
+        if trained != facts["OwnRows", "train"]:
+            assert not is_held_out(evaluated, [facts["OwnRows", "train"], trained])
+    for other in (facts["OwnRows", "all"], facts["OwnRows", "train"], facts["Fewer", "heldout"], {}):
+        assert not is_held_out(other, [facts["OwnRows", "train"]])
+
+
+def test_no_seed_of_its_own_is_the_seed_of_the_run():
+    config = as_config(GRPOConfig(), training_config(seed=None))
+    assert [request.seed for request in played(fake_runner(config), range(3))[1]] == SEEDS_OF_RUN
+
+
+class NoHeldout(Rows):
+    def __init__(self, split="train", **options):
+        if split == "heldout":
+            raise TypeError("no such split here")
+        super().__init__(split=split)
+
+
+@pytest.mark.parametrize("interval, error", [(5, True), (None, False)])
+def test_an_evaluation_that_can_not_be_played_is_noticed_at_the_start_if_one_is_due(interval, error):
+    config = training_config().evaluation(evaluation_interval=interval).environment(NoHeldout)
+    config.env_config = {}
+    if error:
+        with pytest.raises(TypeError, match="no such split here") as raised:
+            fake_runner(as_config(GRPOConfig(), config))
+        assert any("gets split='heldout'" in note for note in raised.value.__notes__)
+        too_many = training_config().evaluation(evaluation_interval=interval, evaluation_duration=900)
+        with pytest.raises(ValueError, match="827 problems in split='heldout'"):
+            fake_runner(as_config(GRPOConfig(), too_many))
+    else:
+        fake_runner(as_config(GRPOConfig(), config))
 
 
 # ---- keys that mean nothing --------------------------------------------------------------------------------------

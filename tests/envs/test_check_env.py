@@ -80,6 +80,8 @@ class Unseeded(Bad):
 class OneWanders(Bad):
     """Only one index is not fixed."""
 
+    heldout_fraction = 0.0
+
     def prompt_at(self, index):
         return f"n={next(self.counter)}" if index == 5 else f"n={index}"
 
@@ -175,7 +177,11 @@ BROKEN = {
     Silent: "Silent: reset(seed=0) returned '', not a non-empty prompt.",
     BadInfo: ("The second element returned by `env.reset()` was not a dictionary, actual type: <class 'NoneType'>"),
     OneWanders: ("OneWanders: index=5 gave 'n=#', then 'n=#'. An evaluation needs fixed problems."),
-    Leaky: "Leaky: 3 problems are in both splits, for example 'n=0'.",
+    Leaky: (
+        "Leaky: problem 0, 'n=0', does not belong to split='heldout', so an evaluation would play what is trained on. "
+        "Let prompt_at() and num_problems count the problems of this split alone: those for which "
+        "self.in_split(prompt) is true."
+    ),
 }
 
 
