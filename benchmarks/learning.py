@@ -39,6 +39,8 @@ def run_seed(algorithm_name: str, seed: int, iterations: int, evaluate_every: in
 
     def evaluate(iteration: int) -> None:
         result = algorithm.evaluate()["env_runners"]
+        if result["held_out"] != 1.0:
+            raise RuntimeError(f"The evaluation played split {result['split']!r}, which is not held out.")
         row = {
             "iteration": iteration,
             "sampled": result["episode_return_mean"],

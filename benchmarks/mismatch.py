@@ -63,6 +63,8 @@ def run_cell(algorithm: ReinforceSC, cell: dict[str, Any], arguments: argparse.N
     for iteration in range(arguments.iterations + 1):
         if iteration % arguments.evaluate_every == 0:
             result = algorithm.evaluate()["env_runners"]
+            if result["held_out"] != 1.0:
+                raise RuntimeError(f"The evaluation played split {result['split']!r}, which is not held out.")
             curve.append((iteration, result["episode_return_mean"], result["sampler_episode_return_mean"]))
         if iteration == arguments.iterations:
             break
