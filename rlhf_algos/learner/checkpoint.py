@@ -67,9 +67,9 @@ def save_checkpoint(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor],
     dtype. Tokenizer and processor files and code files (`modeling_*.py`) are copied from where the model was loaded.
 
     Everything is written into a hidden sub-folder of `path`, which may be a mounted volume, and renamed into place when
-    it is whole: a save that fails leaves the folder as it was. A folder that holds a model already, such as the one that
-    training started from, gets this one in its place: weights, index, adapters, tokenizer and code that stand beside the
-    old one's config are gone afterwards; other files and sub-folders stay.
+    it is whole: a save that fails leaves the folder as it was. A folder that holds a model already, such as the one
+    that training started from, gets this one in its place: weights, index, adapters, tokenizer and code that stand
+    beside the old one's config are gone afterwards; other files and sub-folders stay.
 
     A process that is killed while it writes leaves the old model, and `.saving-*`. Killed while it renames, which takes
     milliseconds, it leaves a folder without `config.json`, which nothing loads, and `.replacing-*` with what is missing
