@@ -78,7 +78,7 @@ def train(folder: Path, threads: int) -> dict[str, Any]:
         .env_runners(num_cpus_per_env_runner=threads)
         .learners(num_cpus_per_learner=threads)
         .deepspeed(token_budget=1024)
-        .training(prompts_per_iteration=2, group_size=4, lr=1e-5)
+        .training(prompts_per_iteration=4, group_size=8, lr=1e-5)
         .debugging(seed=0)
     )
     rows: list[dict[str, Any]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 from rlhf_algos.weight_sync.checkpoint_layout import SINGLE_FILE
+
+logger = logging.getLogger(__name__)
 
 # Weights of any format, their indices, adapters: what a new set of weights replaces.
 _WEIGHTS = (
@@ -51,6 +54,9 @@ _OF_A_MODEL = (
 # What is written here, and what describes the model that was started from.
 _NOT_COMPANIONS = ("config.json", "generation_config.json", "README.md", ".*")
 _COMPANION_FOLDERS = ("additional_chat_templates",)
+# Sub-folders of the target: while a model is written, and while it is moved into the old one's place.
+_SAVING = ".saving-"
+_REPLACING = ".replacing-"
 
 
 def save_checkpoint(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, source: str, path: Path) -> None:
@@ -60,9 +66,15 @@ def save_checkpoint(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor],
     whatever the starting model's was), so that the saved model is exactly the trained one; `config.json` says the same
     dtype. Tokenizer and processor files and code files (`modeling_*.py`) are copied from where the model was loaded.
 
-    Everything is written beside `path` and renamed into place when it is whole: a save that fails leaves the folder as
-    it was. A folder that holds a model already, such as the one that training started from, gets this one in its place:
-    weights, index, adapters, tokenizer and code of the old one are gone afterwards, files that are no model's are kept.
+    Everything is written into a hidden sub-folder of `path`, which may be a mounted volume, and renamed into place when
+    it is whole: a save that fails leaves the folder as it was. A folder that holds a model already, such as the one
+    that training started from, gets this one in its place: weights, index, adapters, tokenizer and code that stand
+    beside the old one's config are gone afterwards; other files and sub-folders stay.
+
+    A process that is killed while it writes leaves the old model, and `.saving-*`. Killed while it renames, which takes
+    milliseconds, it leaves a folder without `config.json`, which nothing loads, and `.replacing-*` with what is missing
+    of both. The next save into the folder replaces either and removes both. Two saves into one folder at a time are not
+    provided for.
 
     Args:
         model: gives the configs.
@@ -72,28 +84,86 @@ def save_checkpoint(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor],
 
     Raises:
         ValueError: if `path` is a file, or a folder with files in it that is no model's.
+        FileNotFoundError: if `source` is gone.
     """
-    # A link stays a link, to the new folder.
+    # A link stays a link, to the new model.
     path = path.resolve()
-    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / "config.json").is_file()):
+    _require_replaceable(path)
+    companions = _folder_of(source)
+    is_new = not path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
+    staging = Path(tempfile.mkdtemp(prefix=_SAVING, dir=path))
+    try:
+        written = staging / "new"
+        written.mkdir()
+        _write_model(model, tensors, written)
+        # As any other file: safetensors makes its own for this user alone.
+        (written / SINGLE_FILE).chmod(0o666 & ~_umask())
+        _copy_companions(companions, written)
+        staging = staging.rename(path / staging.name.replace(_SAVING, _REPLACING))
+        _replace(path, staging)
+    except BaseException:
+        # Not what could not be put back.
+        if not (staging / "old").is_dir() or not any((staging / "old").iterdir()):
+            shutil.rmtree(staging, ignore_errors=True)
+        if is_new and not any(path.iterdir()):
+            path.rmdir()
+        raise
+    # The model is whole: what can't be removed now (a network disk keeps open files) goes with the next save.
+    shutil.rmtree(staging, ignore_errors=True)
+    _remove_leftovers(path)
+
+
+def _require_replaceable(path: Path) -> None:
+    if not path.exists():
+        return
+    # The last is part of an empty disk.
+    names = [] if path.is_file() else [file.name for file in path.iterdir() if file.name != "lost+found"]
+    is_interrupted = any(name.startswith(_REPLACING) for name in names)
+    is_empty = path.is_dir() and all(name.startswith(_SAVING) for name in names)
+    if not (is_empty or is_interrupted or "config.json" in names):
         raise ValueError(
             f"{path} holds something that is no model (no config.json). Save into a new or empty folder, or into one "
             "with a model, which is replaced."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.saving-", dir=path.parent))
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes what saves that were killed have left in a folder, unless it may be all there is of a model."""
+    prefixes = (_SAVING, _REPLACING) if (path / "config.json").exists() else (_SAVING,)
+    for folder in list(path.iterdir()):
+        if folder.name.startswith(prefixes):
+            logger.warning("Removing %s, which an interrupted save has left.", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace(path: Path, staging: Path) -> None:
+    """Moves the old model's files into `staging/old` and those in `staging/new` into the folder; all, or none.
+
+    `config.json` is the first that goes and the last that comes: without it nothing takes the folder for a model.
+    """
+    new, old = staging / "new", staging / "old"
+    old.mkdir()
+    coming = sorted((file.name for file in new.iterdir()), key="config.json".__eq__)
+    going = [file.name for file in path.iterdir() if file.name in coming or _is_of_a_model(file)]
+    going.sort(key="config.json".__ne__)
+    moves = [(path / name, old / name) for name in going] + [(new / name, path / name) for name in coming]
     try:
-        _write_model(model, tensors, beside)
-        # As any other folder and file: mkdtemp and safetensors make theirs for this user alone.
-        beside.chmod(0o777 & ~_umask())
-        (beside / SINGLE_FILE).chmod(0o666 & ~_umask())
-        _copy_companions(_folder_of(source), beside)
-        if path.is_dir():
-            _keep_other_files(path, beside)
-        _replace_folder(path, beside)
+        for source, target in moves:
+            source.rename(target)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        for source, target in reversed(moves):
+            if not os.path.lexists(source):
+                target.rename(source)
         raise
+
+
+def _is_of_a_model(file: Path) -> bool:
+    """Whether a new model replaces it; of folders only those that are copied too, the others may hold anything."""
+    if file.is_dir() and not file.is_symlink():
+        return file.name in _COMPANION_FOLDERS
+    return _matches(file.name, (*_WEIGHTS, *_OF_A_MODEL, "config.json", "generation_config.json"))
 
 
 def _write_model(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
@@ -124,6 +194,11 @@ def _without_repository(reference: str | None) -> str | None:
 def _folder_of(source: str) -> Path:
     if Path(source).is_dir():
         return Path(source)
+    if Path(source).is_absolute():
+        raise FileNotFoundError(
+            f"{source}, which the model was loaded from, is gone: its tokenizer and code belong to a saved model. "
+            "Put the folder back."
+        )
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(source, local_files_only=True))
@@ -136,41 +211,6 @@ def _copy_companions(source: Path, folder: Path) -> None:
             shutil.copy(file, folder / file.name)
         elif file.is_dir() and file.name in _COMPANION_FOLDERS:
             shutil.copytree(file, folder / file.name)
-
-
-def _keep_other_files(old: Path, folder: Path) -> None:
-    """Takes over what is no part of a model: notes, logs, a model card."""
-    for file in old.iterdir():
-        if (folder / file.name).exists() or _matches(file.name, _WEIGHTS + _OF_A_MODEL + ("generation_config.json",)):
-            continue
-        if file.is_dir() and not file.is_symlink():
-            shutil.copytree(file, folder / file.name, symlinks=True, copy_function=_link)
-        else:
-            _link(file, folder / file.name)
-
-
-def _link(source: str | Path, target: str | Path) -> str | Path:
-    """The same file under another name, or a copy where the file system knows no such thing."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)
-    return target
-
-
-def _replace_folder(path: Path, new: Path) -> None:
-    if not path.exists():
-        new.rename(path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old-", dir=path.parent))
-    # A folder may be renamed onto an empty one.
-    path.rename(old)
-    try:
-        new.rename(path)
-    except BaseException:
-        old.rename(path)
-        raise
-    shutil.rmtree(old)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

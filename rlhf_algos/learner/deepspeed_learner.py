@@ -72,6 +72,7 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         with garbage_collection_paused():
             ensure_process_group()
             super().build()
+            self._read_stored_copies()
 
     def rebuild(self, config: AlgorithmConfig, module_spec: MultiRLModuleSpec) -> None:
         """Starts over with another configuration in the same process and process group. All ranks call it.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class WeightsOfLearner(TorchLearner):
     """Gathers, names and saves the weights of a `LanguageModelModule`."""
 
-    _copies: dict[str, str] | None = None
+    _stored_copies: dict[str, str]
 
     @property
     def rank(self) -> int:
@@ -50,18 +50,19 @@ class WeightsOfLearner(TorchLearner):
         """
         tensors = self._tensors_once()
         if self.rank == 0:
-            for copy, original in self._stored_copies().items():
+            for copy, original in self._stored_copies.items():
                 # transformers does not tie two tensors that differ, whatever the config says.
                 tensors.setdefault(copy, tensors[original])
         return tensors
 
-    def _stored_copies(self) -> dict[str, str]:
-        """Tied tensors that the starting checkpoint holds beside the one they are tied to; read once."""
-        if self._copies is None:
-            tied: dict[str, str] = self._causal_lm().all_tied_weights_keys
-            stored = checkpoint_layout(self.config.model_path()) if tied else {}
-            self._copies = {copy: original for copy, original in tied.items() if {copy, original} <= stored.keys()}
-        return self._copies
+    def _read_stored_copies(self) -> None:
+        """Notes which tied tensors the starting checkpoint holds beside the one they are tied to.
+
+        When the learner is built, as the rollout actors do: a save may later replace the checkpoint.
+        """
+        tied: dict[str, str] = self._causal_lm().all_tied_weights_keys
+        stored = checkpoint_layout(self.config.model_path()) if tied else {}
+        self._stored_copies = {copy: original for copy, original in tied.items() if {copy, original} <= stored.keys()}
 
     def _tensors_once(self) -> dict[str, torch.Tensor]:
         """The same, of tied parameters the first only."""

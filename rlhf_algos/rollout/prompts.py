@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 
 class PromptTokenizer:
@@ -122,12 +125,47 @@ def _control_tokens(tokenizer: Any) -> list[str]:
 
 
 def end_token_ids(model: str, tokenizer_eos: int | None) -> set[int]:
-    """Every id that ends a response: all of the generation config, and the tokenizer's."""
+    """Every id that ends a response: all of the generation config, and the tokenizer's.
+
+    Raises:
+        ValueError: if the model's `generation_config.json` can't be read, or names something that is no id.
+        OSError: if the hub can't be asked whether there is one.
+    """
     ids = set() if tokenizer_eos is None else {tokenizer_eos}
+    if not _has_generation_config(model):
+        return ids
     try:
         configured = GenerationConfig.from_pretrained(model).eos_token_id
-    except OSError:  # a model without generation_config.json
-        configured = None
-    if configured is not None:
-        ids |= {configured} if isinstance(configured, int) else set(configured)
-    return ids
+    except Exception as error:
+        raise ValueError(
+            f"{model}: {GENERATION_CONFIG_NAME} can't be read, so the ids that end a response are not known: {error}"
+        ) from error
+    listed = [] if configured is None else [configured] if isinstance(configured, int) else configured
+    if not isinstance(listed, list) or not all(isinstance(each, int) for each in listed):
+        raise ValueError(
+            f"{model}: {GENERATION_CONFIG_NAME} has eos_token_id={configured!r}, not an id or a list of ids."
+        )
+    return ids | set(listed)
+
+
+def _has_generation_config(model: str) -> bool:
+    """Only a file that is known not to be there is absent."""
+    if Path(model).is_dir():
+        # A link to nothing is a damaged file.
+        return os.path.lexists(Path(model) / GENERATION_CONFIG_NAME)
+    from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        hf_hub_download(model, GENERATION_CONFIG_NAME)
+    except LocalEntryNotFoundError as error:
+        if try_to_load_from_cache(model, GENERATION_CONFIG_NAME) is _CACHED_NO_EXIST:
+            return False
+        raise OSError(
+            f"{model}: the hub could not be asked for {GENERATION_CONFIG_NAME}, which may name ids that end a "
+            "response, and the local cache does not know whether the model has one. Load the model once with a "
+            "connection, or give language_model(...) a folder."
+        ) from error
+    except EntryNotFoundError:
+        return False
+    return True

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rlhf_algos.rollout.vllm_checks import check_model
 from rlhf_algos.rollout.vllm_weights import WeightReload
 
 # Read by vLLM when it is imported. One process, deterministic order; no cores bound, so that several actors can
@@ -37,7 +38,8 @@ class PrivatePart(NamedTuple):
     breaks: str
 
 
-#: Everything that this file and `vllm_weights` reach into; "reload" is `vllm.model_executor.model_loader.reload`.
+#: Everything that this file, `vllm_checks` and `vllm_weights` reach into; "reload" is
+#: `vllm.model_executor.model_loader.reload`.
 PRIVATE_PARTS = (
     PrivatePart(
         "in-process",
@@ -112,6 +114,12 @@ PRIVATE_PARTS = (
         "a tied model samples with its first head after every update",
     ),
     PrivatePart(
+        "rotary-positions",
+        "rotary_emb of layers with qk_rope_head_dim: forward_native, head_size, cos_sin_cache",
+        "a CPU's kernel for plain rotary positions turns the queries of latent attention (DeepSeek-V3) wrongly",
+        "log-probabilities are wrong by tenths, and nothing looks wrong",
+    ),
+    PrivatePart(
         "no-compilation",
         "torch._dynamo.config.disable and TORCH_COMPILE_DISABLE before vLLM is imported",
         "vLLM compiles a sampler helper even in eager mode",
@@ -172,8 +180,8 @@ class VLLMEngine:
 
     Raises:
         RuntimeError: if another version of vLLM is installed than the one this file was written for.
-        ValueError: for what vLLM can't do with a model: a tied head that it does not tie, or attention sinks on a CPU
-            in another dtype than bfloat16.
+        ValueError: for what vLLM can't do with a model: a tied head that it does not tie; on a CPU attention sinks in
+            another dtype than bfloat16, and latent attention with plain rotary positions.
     """
 
     def __init__(self, model: str, engine_args: Mapping[str, Any], *, record_routes: bool) -> None:
@@ -202,8 +210,7 @@ class VLLMEngine:
             "enable_return_routed_experts": record_routes,
         }
         self._llm = LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
-        _check_sinks(self._model())
-        _check_tied_head(self._model(), self._llm.vllm_config.model_config.hf_text_config)
+        check_model(self._model(), self._llm.vllm_config.model_config.hf_text_config)
         self._sampling_params = vllm.SamplingParams
         self._vllm_config = self._llm.vllm_config
         self._reload = WeightReload(self._model(), self._vllm_config)
@@ -322,29 +329,3 @@ class VLLMEngine:
     def _model(self) -> torch.nn.Module:
         worker = self._llm.model_executor.driver_worker.worker
         return worker.model_runner.get_model()
-
-
-def _check_sinks(model: torch.nn.Module) -> None:
-    """Raises ValueError at the start for what a CPU would only refuse when it samples."""
-    dtypes = {parameter.dtype for name, parameter in model.named_parameters() if name.endswith(".sinks")}
-    if not torch.cuda.is_available() and dtypes - {torch.bfloat16}:
-        raise ValueError(
-            "vLLM's attention with learned sinks (gpt-oss) takes bfloat16 only on a CPU: set vllm(dtype='bfloat16')."
-        )
-
-
-def _check_tied_head(model: torch.nn.Module, config: Any) -> None:
-    """Raises ValueError if vLLM would sample with an output head that no tensor fills."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    # False by now if the checkpoint holds the head as well: vLLM then loads it.
-    if not getattr(config, "tie_word_embeddings", False):
-        return
-    heads = {id(m.weight) for m in model.modules() if isinstance(m, ParallelLMHead)}
-    others = {id(p) for m in model.modules() if not isinstance(m, ParallelLMHead) for p in m.parameters(recurse=False)}
-    if heads - others:
-        raise ValueError(
-            f"vLLM's {type(model).__name__} does not tie its output head, but the model's config says "
-            "tie_word_embeddings=true and its checkpoint holds no lm_head.weight: vLLM would sample with a head of "
-            "random numbers. Save it untied (tie_word_embeddings=false, the embedding's weight as lm_head.weight)."
-        )

@@ -69,6 +69,21 @@ def test_a_correction_bias_survives_training_and_saving_exactly(learner_pool, fo
         assert (loaded(ids).logits.float() - started_from(ids).logits).abs().max() > 1e-3
 
 
+def test_what_is_published_does_not_change_when_the_starting_folder_does(learner_pool, folders, tmp_path):
+    """The actors keep the layout that they started with; a save in place writes another one, with one tied tensor."""
+    place = shutil.copytree(folders["copy"], tmp_path / "place")
+    started_with = checkpoint_layout(str(place))
+    group = learner_pool(make_config(place, lr=0.0))
+    on_learners(group, lambda learner: learner.save_pretrained(str(place)))
+    assert "lm_head.weight" not in checkpoint_layout(str(place))
+    assert set(on_learners(group, published)[0]) == set(started_with)
+    place.rename(tmp_path / "moved")
+    assert set(on_learners(group, published)[0]) == set(started_with)
+    # The same learner process, another model.
+    group = learner_pool(make_config(folders["tied"], lr=0.0))
+    assert set(on_learners(group, published)[0]) == set(checkpoint_layout(str(folders["tied"])))
+
+
 def test_a_tied_model_is_saved_with_one_tensor(learner_pool, folders, tmp_path):
     group = learner_pool(make_config(folders["copy"]))
     on_learners(group, lambda learner: learner.save_pretrained(str(tmp_path / "saved")))

@@ -1,6 +1,10 @@
 """What a saved model's folder holds, and that a save never leaves half a model."""
 
+import errno
 import json
+import os
+import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,7 +143,7 @@ def test_a_folder_that_is_no_model_is_refused(source, tmp_path):
     assert "model.safetensors" in files(tmp_path / "empty")
 
 
-@pytest.mark.parametrize("failing", ["save_file", "_copy_companions", "_keep_other_files", "_replace_folder"])
+@pytest.mark.parametrize("failing", ["save_file", "_copy_companions", "_replace"])
 def test_a_save_that_fails_leaves_the_old_model(source, monkeypatch, failing):
     model = load(source)
     before = saved(source), files(source)
@@ -154,6 +158,116 @@ def test_a_save_that_fails_leaves_the_old_model(source, monkeypatch, failing):
     assert all(torch.equal(tensor, before[0][name]) for name, tensor in saved(source).items())
     assert files(source.parent) == {"source"}
     load(source)
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 16, 23])
+def test_a_rename_that_fails_is_undone_with_those_before_it(source, monkeypatch, number):
+    """Of a file that is itself a mount, for example."""
+    model = load(source)
+    before = {file.name: file.read_bytes() for file in source.iterdir() if file.is_file()}
+    rename, calls = Path.rename, []
+
+    def busy(self, target):
+        if "staging" not in calls and self.name.startswith(".saving-"):
+            calls.append("staging")
+        elif "failed" not in calls:
+            calls.append(self.name)
+            if len(calls) == number + 1:
+                calls.append("failed")
+                raise OSError(errno.EBUSY, "Device or resource busy")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(OSError, match="busy"):
+        save_checkpoint(model, trained(model), source=str(source), path=source)
+    # Taken away first, brought last: in between nothing takes the folder for a model.
+    assert calls[:2] == ["staging", "config.json"] and "config.json" not in calls[2:-2]
+    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
+
+
+def test_a_save_changes_nothing_but_the_inside_of_the_folder(source, tmp_path):
+    """A mounted volume can't be renamed, and its parent may be full or read-only."""
+    parent = tmp_path / "volumes"
+    target = parent / "out"
+    target.mkdir(parents=True)
+    (target / "lost+found").mkdir()
+    target.chmod(0o2750)
+    model = load(source)
+    before = target.stat(), parent.stat().st_mtime_ns
+    for _ in range(2):
+        save_checkpoint(model, trained(model), source=str(source), path=target)
+    after = target.stat(), parent.stat().st_mtime_ns
+    assert (after[0].st_ino, after[0].st_mode, after[1]) == (before[0].st_ino, before[0].st_mode, before[1])
+    assert files(target) == set(COMPANIONS) | {
+        *("config.json", "generation_config.json", "model.safetensors", "lost+found")
+    }
+
+
+def killed_save(model, tensors, folder, when):
+    """Saves into the model's own folder in a process that is killed; returns how it ended."""
+    child = os.fork()
+    if child:
+        return os.WTERMSIG(os.waitpid(child, 0)[1])
+    try:
+        rename = Path.rename
+
+        def die(*args, **kwargs):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if when == "writing":
+            checkpoint._copy_companions = die
+        if when == "renaming":
+            Path.rename = lambda self, target: die() if self.parent.name == "new" else rename(self, target)
+        if when == "done":
+            checkpoint.shutil.rmtree = die
+        save_checkpoint(model, tensors, source=str(folder), path=folder)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize("when, left", [("writing", ".saving-"), ("renaming", ".replacing-"), ("done", ".replacing-")])
+def test_what_a_killed_save_leaves_is_whole_or_no_model_and_goes_with_the_next(source, when, left, caplog):
+    old, model = saved(source), load(source)
+    new = trained(model)
+    assert killed_save(model, new, source, when) == signal.SIGKILL
+    assert [name.startswith(left) for name in files(source) if name.startswith(".")] == [True]
+    assert files(source.parent) == {"source"}
+    if when == "renaming":
+        with pytest.raises((OSError, ValueError), match=r"config\.json"):
+            AutoModelForCausalLM.from_pretrained(source)
+    else:
+        whole = old if when == "writing" else new
+        loaded = dict(load(source).named_parameters())
+        assert all(torch.equal(parameter, whole[name]) for name, parameter in loaded.items())
+    other = load(source) if when != "renaming" else model
+    save_checkpoint(other, trained(other), source=str(source), path=source)
+    assert not any(name.startswith(".") for name in files(source))
+    assert "which an interrupted save has left" in caplog.text
+    expected = trained(other)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in saved(source).items())
+
+
+def test_sub_folders_stay(source, tmp_path):
+    """Whatever is in them: nothing loads it with the folder, and it may be anyone's."""
+    target = tmp_path / "target"
+    tiny_llama().save_pretrained(target)
+    for name in ("original/consolidated.00.pth", "tokenizers/tokenizer.json", "additional_chat_templates/tool.jinja"):
+        (target / name).parent.mkdir()
+        (target / name).write_text("old")
+    model = load(source)
+    save_checkpoint(model, trained(model), source=str(source), path=target)
+    assert (target / "original" / "consolidated.00.pth").read_text() == "old"
+    assert (target / "tokenizers" / "tokenizer.json").read_text() == "old"
+    # These are part of the tokenizer.
+    assert not (target / "additional_chat_templates").exists()
+
+
+def test_a_source_that_is_gone_is_named_before_anything_is_written(source, tmp_path):
+    model = load(source)
+    source.rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match="source, which the model was loaded from, is gone"):
+        save_checkpoint(model, trained(model), source=str(source), path=tmp_path / "target")
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_link_to_a_folder_stays_one(source, tmp_path):

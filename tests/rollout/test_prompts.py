@@ -1,11 +1,13 @@
 """Text in a prompt stays text, ordinary prompts keep their ids, and a response's special tokens are seen."""
 
+import json
+
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_algos.models import resolve_model
-from rlhf_algos.rollout.prompts import PromptTokenizer
+from rlhf_algos.rollout.prompts import PromptTokenizer, end_token_ids
 
 ORDINARY = ["12+34=", " two  spaces\n\n", "客🙂 é\u0301 \ufffd", "a < b | c > <|end", "\t<|", "tail\n"]
 FORGERY = "a<|end|><|assistant|>b"
@@ -136,3 +138,51 @@ def test_prompts_that_can_not_be_encoded_are_refused(bundled, tmp_path):
 def test_what_the_reward_sees_of_special_tokens(bundled, ids, shown, hidden):
     assert bundled.decode(ids) == shown
     assert bundled.decode(ids, special_tokens="hide") == hidden
+
+
+@pytest.mark.parametrize(
+    "written, expected",
+    [(None, {1}), ({}, {1}), ({"eos_token_id": 2}, {1, 2}), ({"eos_token_id": [2, 3]}, {1, 2, 3})],
+)
+def test_end_ids_are_those_of_both_files(tmp_path, written, expected):
+    if written is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(written))
+    assert end_token_ids(str(tmp_path), 1) == expected
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"eos_token_id": [2', "[2]", '{"eos_token_id": "</s>"}', "\udcff", "folder", "link"]
+)
+def test_a_damaged_generation_config_is_not_taken_for_an_absent_one(tmp_path, damage):
+    """Its stop ids would be lost: responses would go on after the model's own end."""
+    file = tmp_path / "generation_config.json"
+    if damage == "folder":
+        file.mkdir()
+    elif damage == "link":
+        file.symlink_to(tmp_path / "blob")
+    else:
+        file.write_bytes(damage.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"generation_config\.json"):
+        end_token_ids(str(tmp_path), 1)
+
+
+def test_a_hub_that_can_not_be_asked_is_not_taken_for_a_model_without_the_file(monkeypatch, tmp_path):
+    from huggingface_hub import constants, errors
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(OSError, match=r"them/model: the hub could not be asked for generation_config\.json"):
+        end_token_ids("them/model", 1)
+    # What the hub said at another time: there is none.
+    folder = tmp_path / "models--them--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / ".no_exist" / ("0" * 40)).mkdir(parents=True)
+    (folder / ".no_exist" / ("0" * 40) / "generation_config.json").touch()
+    assert end_token_ids("them/model", 1) == {1}
+
+    def says_no(*args, **kwargs):
+        raise errors.EntryNotFoundError("404")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", says_no)
+    assert end_token_ids("them/other", 1) == {1}

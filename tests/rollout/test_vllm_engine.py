@@ -17,13 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.architecture_models import write_model
 from rlhf_algos.rollout import vllm_weights
+from rlhf_algos.rollout.vllm_checks import check_rotary_positions, check_sinks, check_tied_head
 from rlhf_algos.rollout.vllm_engine import (
     PRIVATE_PARTS,
     VLLM_VERSION,
     GenerationRequest,
     VLLMEngine,
-    _check_sinks,
-    _check_tied_head,
 )
 from rlhf_algos.rollout.vllm_weights import WeightReload
 
@@ -198,11 +197,11 @@ def test_a_head_that_vllm_does_not_tie_is_refused(engine):
 
     model, tied, untied = nn.Module(), SimpleNamespace(tie_word_embeddings=True), SimpleNamespace()
     model.embed, model.lm_head = nn.Embedding(4, 2), Head(nn.Parameter(torch.zeros(4, 2)))
-    _check_tied_head(model, untied)
+    check_tied_head(model, untied)
     with pytest.raises(ValueError, match="vLLM's Module does not tie its output head"):
-        _check_tied_head(model, tied)
+        check_tied_head(model, tied)
     model.lm_head = Head(model.embed.weight)
-    _check_tied_head(model, tied)
+    check_tied_head(model, tied)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's kernels take other dtypes too")
@@ -210,10 +209,10 @@ def test_sinks_are_refused_in_float32(engine):
     model = nn.Module()
     model.attention = nn.Module()
     model.attention.sinks = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
-    _check_sinks(model)
+    check_sinks(model)
     model.attention.sinks = nn.Parameter(torch.zeros(2))
     with pytest.raises(ValueError, match=r"set vllm\(dtype='bfloat16'\)"):
-        _check_sinks(model)
+        check_sinks(model)
 
 
 # ---- loading, on models of a few numbers ----------------------------------------------------------------------------
@@ -470,6 +469,38 @@ def a_tied_head_is_stale_unless_it_is_packed_again(tools):
     assert tools.distance(new) > 1e-3, "vLLM packs a tied head in a reload by itself now: drop repack_tied_head"
     tools.whole.load_weights(new.items())
     assert tools.distance(new) < EXACT
+
+
+@guards("rotary-positions")
+def plain_positions_are_refused_for_latent_attention(tools):
+    check_rotary_positions(attention(rope_type="default"))
+    with pytest.raises(ValueError, match=r"DeepSeek-V3, layer\.mla.*'-rotary_embedding'"):
+        check_rotary_positions(attention(rope_type="default", latent=True, with_kernel=True))
+    # Computed in PyTorch, which is what the error asks for, and as the real model has them.
+    check_rotary_positions(attention(rope_type="default", latent=True))
+    check_rotary_positions(attention(rope_type="deepseek_yarn", latent=True, with_kernel=True))
+
+
+def attention(*, rope_type, latent=False, with_kernel=False):
+    """A model of one layer with vLLM's own rotary positions."""
+    from vllm.config import CompilationConfig, VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+
+    parameters = {"rope_type": rope_type, "rope_theta": 10000.0}
+    if rope_type == "deepseek_yarn":
+        parameters |= {"factor": 4.0, "original_max_position_embeddings": 32}
+    custom_ops = ["all"] if with_kernel else ["all", "-rotary_embedding"]
+    # Another size than the cached ones of the engine and of the other calls.
+    size = 64 + 32 * with_kernel
+    with set_current_vllm_config(VllmConfig(compilation_config=CompilationConfig(custom_ops=custom_ops))):
+        rotary = get_rope(size, 128, False, parameters, torch.float32)
+    model = nn.Module()
+    model.layer = nn.Module()
+    model.layer.mla = nn.Module()
+    model.layer.mla.rotary_emb = rotary
+    if latent:
+        model.layer.mla.qk_rope_head_dim = size
+    return model
 
 
 @guards("no-compilation")
