@@ -14,7 +14,6 @@ import pytest
 from rlhf_algos.local_ray import start_ray
 from rlhf_algos.models import resolve_model
 
-
 # `make test` runs in two processes, one per core. Tests of one group run in one of them, since they share the engine or
 # the learners that a fixture starts; files without such a fixture are a group of their own only where a test needs the
 # machine's time. The groups that take longest begin.
