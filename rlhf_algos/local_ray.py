@@ -9,11 +9,14 @@ when that changes.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
+_ANSWERS_WITHIN_S = 5.0
 
 
 def start_ray(**options: Any) -> None:
@@ -38,6 +41,28 @@ def start_ray(**options: Any) -> None:
         raise ValueError(f"start_ray(dashboard_host={options['dashboard_host']!r}): it starts Ray on {LOOPBACK}.")
     with _this_machine_alone():
         ray.init(address="local", **{"include_dashboard": False, **options}, _node_ip_address=LOOPBACK)
+
+
+def running_cluster() -> str | None:
+    """The address of the cluster that this user's `ray start` made this machine a part of, if it is running.
+
+    `ray start` notes it in a file of Ray's temporary folder, where `ray.init()` without an address looks, too; neither
+    `ray.init` nor `start_ray` writes it. So the Ray of another script on this machine is never taken for a cluster, as
+    `ray.init(address="auto")` would, which joins whichever it finds. A note of another user, or of a cluster that no
+    longer answers, does not count.
+    """
+    from ray._common.utils import get_ray_address_file
+
+    note = Path(get_ray_address_file(None))
+    try:
+        if note.stat().st_uid != os.getuid():
+            return None
+        address = note.read_text().strip()
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S).close()
+    except (OSError, ValueError):
+        return None
+    return address
 
 
 @contextmanager

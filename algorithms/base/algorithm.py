@@ -15,6 +15,7 @@ from typing import Any, cast
 import ray
 from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -27,6 +28,7 @@ from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.evaluation import EvaluationOnRolloutActors
 from rlhf_algos.algorithms.base.metrics import (
+    ALL_LEARNERS,
     LEARNER,
     STALENESS,
     IterationMetrics,
@@ -34,14 +36,16 @@ from rlhf_algos.algorithms.base.metrics import (
     rollout_metrics,
     staleness_metrics,
     step_counts,
+    trained_counts,
 )
 from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import bundles_of_trial, check_resources, thread_summary
+from rlhf_algos.algorithms.base.rllib_options import UnknownOptionError, require_fired_callbacks
 from rlhf_algos.algorithms.base.roll_call import Standing, bring_up_to_date
 from rlhf_algos.algorithms.base.rollouts import Actors, Rollouts, sample_groups
-from rlhf_algos.algorithms.base.saved_batches import BatchFolder
+from rlhf_algos.algorithms.base.saved_batches import BatchFolder, folder_of_try
 from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
 from rlhf_algos.algorithms.base.side_by_side import learners_starting
@@ -62,9 +66,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
 
     def setup(self, config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> None:
         """Starts rollout actors and learners, and gives the actors the trainer's weights."""
-        if not isinstance(config, LanguageModelAlgorithmConfig):
-            config = cast(LanguageModelAlgorithmConfig, self.get_default_config().update_from_dict(dict(config)))
-        config = with_seed(config)
+        config = with_seed(self._as_given(config))
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
         self._shared_weights = SharedWeights()
@@ -92,6 +94,8 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         """Counters and configuration of a run at its start."""
         folder = config.save_batches
+        if folder is not None and self._storage is not None:
+            folder = str(folder_of_try(folder, self.trial_id))
         self._batch_folder = None if folder is None else BatchFolder(folder, seed=config.seed)
         self.config = self._built_config = config
         self._weight_version = 0
@@ -104,16 +108,50 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
             logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
 
     @classmethod
+    def _as_given(cls, config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> LanguageModelAlgorithmConfig:
+        """A configuration object as it is, of whichever class; of a dict, which Tune gives, what `cls` makes of it.
+
+        Raises:
+            UnknownOptionError: if the dict has an option of another class.
+        """
+        if isinstance(config, LanguageModelAlgorithmConfig):
+            return config
+        default = cls.get_default_config()
+        try:
+            return cast(LanguageModelAlgorithmConfig, default.update_from_dict(dict(config)))
+        except UnknownOptionError as error:
+            raise UnknownOptionError(
+                f"{error} A dict, as Tune hands it to a trial, does not say which configuration class it is of: "
+                f"{cls.__name__}.get_default_config() returns a {type(default).__name__}. For options of a class of "
+                "your own give Tune a subclass of the algorithm whose get_default_config returns that class."
+            ) from None
+
+    @classmethod
     def default_resource_request(cls, config: Any) -> Any:
         """The placement group of a trial: one bundle for the driver and one per rollout actor and learner."""
-        request = super().default_resource_request(config)
+        given = cls._as_given(config)
+        # RLlib would make a configuration of the algorithm's own class of it, which need not have all its options.
+        own = {"get_default_config": classmethod(lambda cls: given.copy(copy_frozen=False))}
+        of_given: type[LanguageModelAlgorithm] = type(cls.__name__, (cls,), own)
+        request = super(LanguageModelAlgorithm, of_given).default_resource_request({})
         if ray.is_initialized():
-            given = cls.get_default_config().update_from_dict(dict(config.items()))
             bundles = bundles_of_trial(request.bundles, given)
             request = tune.PlacementGroupFactory(bundles, strategy=request.strategy)
         if ray.is_initialized() and ray.util.get_current_placement_group() is None:
             check_resources(request.bundles)
         return request
+
+    @property
+    def callbacks(self) -> list[RLlibCallback]:
+        """The objects that the configured callback classes, or other callables, made."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, callbacks: list[RLlibCallback]) -> None:
+        # RLlib sets them before it starts anything; what a function makes can't be seen before that.
+        for callback in callbacks:
+            require_fired_callbacks(type(callback))
+        self._callbacks = callbacks
 
     def cleanup(self) -> None:
         """Stops all actors and frees the shared memory."""
@@ -140,7 +178,9 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
             self._batch_folder.save(batch)
         with self.metrics.log_time((TIMERS, "learner_update"), reduce="mean"):
             learner_metrics = self._update(batch)
-        self._step_metrics.log(self.metrics, LEARNER, learner_metrics, step_counts(batch, learner_metrics))
+        counts = step_counts(batch, learner_metrics)
+        self._step_metrics.log(self.metrics, LEARNER, learner_metrics, counts)
+        self._step_metrics.log(self.metrics, ALL_LEARNERS, trained_counts(batch), counts)
         if learner_metrics["num_optimizer_steps"]:
             with self.metrics.log_time((TIMERS, "weight_sync"), reduce="mean"):
                 self._publish(self._weight_version + 1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from transformers import AutoConfig
 
+from rlhf_algos.algorithms.base.engine_options import check_engine_arguments
 from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS
 from rlhf_algos.algorithms.base.options import plain
 from rlhf_algos.algorithms.base.paths import (
@@ -17,66 +19,13 @@ from rlhf_algos.algorithms.base.paths import (
     require_model_folder,
 )
 from rlhf_algos.algorithms.base.rllib_options import check_rllib_options
-from rlhf_algos.algorithms.base.saved_batches import batch_files
+from rlhf_algos.algorithms.base.saved_batches import require_batch_files
 from rlhf_algos.corrections import check_corrector, make_corrector
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.routing_replay import make_router_replay, moe_layers
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-
-# Engine arguments that this library sets; another value would break what it records.
-_OWNED_ENGINE_ARGS = {
-    "model": "language_model(path)",
-    "logprobs_mode": "nothing: log-probabilities are those of the distribution that was sampled from",
-    "max_logprobs": "sampling(record_head=...)",
-    "enable_return_routed_experts": "sampling(record_routes=...)",
-    "async_scheduling": "nothing: sampling is synchronous and reproducible",
-    "skip_tokenizer_init": "nothing: the rollout actor tokenizes",
-    "seed": "debugging(seed=...)",
-}
-
-
-# Engine arguments with which tokens would be drawn from another distribution than the one that is recorded.
-_BIASING_ENGINE_ARGS = {
-    "logits_processors": "a logits processor changes what is sampled, and the trainer knows nothing of it",
-    "speculative_config": "drafted tokens are accepted by a rule of their own",
-    "structured_outputs_config": "structured output forbids tokens that the trainer gives probability to",
-    "reasoning_parser": "structured output forbids tokens that the trainer gives probability to",
-    "override_generation_config": "sampling settings come from sampling(...) alone",
-}
-# Options of vLLM's SamplingParams that users of other systems look for.
-_PENALTY = "it changes a token's probability by what was said before, and the trainer's distribution has no such term"
-_FORBIDDING = "it forbids or favours tokens that the trainer gives another probability to"
-_BIASING_SAMPLING_OPTIONS = {
-    "repetition_penalty": _PENALTY,
-    "presence_penalty": _PENALTY,
-    "frequency_penalty": _PENALTY,
-    "min_p": "its support depends on the most probable token and is not recorded; use top_p or top_k",
-    "logit_bias": _FORBIDDING,
-    "bad_words": _FORBIDDING,
-    "allowed_token_ids": _FORBIDDING,
-    "structured_outputs": _FORBIDDING,
-    "guided_decoding": _FORBIDDING,
-    "min_tokens": _FORBIDDING,
-    "logits_processors": _FORBIDDING,
-    "logprobs": "what is recorded is decided by record_head, top_p and top_k",
-}
-
-
-def refuse_sampling_options(options: Mapping[str, Any]) -> None:
-    """Raises for every option that `sampling(...)` does not have; says why, where vLLM has one of that name.
-
-    MATH 7: log q must be the log-probability of the distribution that was sampled from, and the trainer must be able to
-    form the same one.
-    """
-    for name, value in options.items():
-        if name in _BIASING_SAMPLING_OPTIONS:
-            raise ValueError(
-                f"sampling({name}={value!r}) is refused: {_BIASING_SAMPLING_OPTIONS[name]}. Every ratio p/q and every "
-                "score centering would be taken against a distribution that was not sampled from."
-            )
-        raise TypeError(f"sampling() got an unexpected keyword argument {name!r}")
 
 
 def check_options(config: LanguageModelAlgorithmConfig) -> None:
@@ -96,7 +45,7 @@ def check_options(config: LanguageModelAlgorithmConfig) -> None:
         setattr(config, name, option.checked(getattr(config, name)))
     if isinstance(config.evaluation_config, Mapping):
         config.evaluation_config = {
-            key: options[key].checked(value, f"evaluation(evaluation_config={{{key!r}: {value!r}}})")
+            key: options[key].checked(value, partial("evaluation(evaluation_config={{{!r}: {!r}}})".format, key))
             if key in options and key in EVALUATION_KEYS
             else plain(value)
             for key, value in config.evaluation_config.items()
@@ -106,14 +55,14 @@ def check_options(config: LanguageModelAlgorithmConfig) -> None:
 
 
 def _check_input(config: LanguageModelAlgorithmConfig) -> None:
-    """Saved batches are there, and are read."""
+    """Saved batches are there, and something reads them; what stands in them is looked at when they are opened."""
     if config.offline_data_class is None:
         if config.input_ != "sampler":
             raise ValueError(f"input_={config.input_!r} is read by nothing: call offline_data(input_=...).")
         return
     config.input_ = absolute_paths(config.input_)
     try:
-        batch_files(config.input_)
+        require_batch_files(config.input_)
     except (OSError, TypeError) as error:
         raise ValueError(f"offline_data(input_={config.input_!r}): {error}") from error
 
@@ -142,11 +91,7 @@ def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
     sampling = config.sampling_settings()
     if not config.in_evaluation:
         sampling.for_training()
-    for name in config.vllm_args:
-        if name in _OWNED_ENGINE_ARGS:
-            raise ValueError(f"vllm({name}=...) is set by {_OWNED_ENGINE_ARGS[name]}.")
-        if name in _BIASING_ENGINE_ARGS:
-            raise ValueError(f"vllm({name}=...) is refused: {_BIASING_ENGINE_ARGS[name]}.")
+    check_engine_arguments(config.vllm_args)
     config.mismatch_injected()
     if config.env is None:
         raise ValueError("No environment: call environment('rlhf_algos/Addition-v0') or give a PromptEnv class.")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.learner.learner_group import LearnerGroup
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.util.debug import log_once
 
 from rlhf_algos.algorithms.base import checks
-from rlhf_algos.algorithms.base.declarations import RLLIB_OPTIONS, SHARED_OPTIONS
-from rlhf_algos.algorithms.base.evaluation_settings import check_evaluation_config, complete_evaluation_config
-from rlhf_algos.algorithms.base.options import Option, by_name
+from rlhf_algos.algorithms.base.derived_settings import DerivedSettings
+from rlhf_algos.algorithms.base.engine_options import refuse_sampling_options
+from rlhf_algos.algorithms.base.evaluation_settings import check_evaluation_config
 from rlhf_algos.algorithms.base.paths import (
     absolute_deepspeed_paths,
     absolute_engine_paths,
@@ -23,95 +21,18 @@ from rlhf_algos.algorithms.base.paths import (
     absolute_paths,
     in_each_choice,
 )
-from rlhf_algos.algorithms.base.resources import (
-    cpu_share_of_env_runner,
-    cpu_share_of_learner,
-    start_ray_if_needed,
-    threads_per_env_runner,
-    threads_per_learner,
-)
-from rlhf_algos.algorithms.base.rllib_options import refuse_unknown_name
+from rlhf_algos.algorithms.base.resources import start_ray_if_needed
 from rlhf_algos.algorithms.base.saved_batches import DECIDING_SETTINGS, SavedBatches
 from rlhf_algos.algorithms.base.side_by_side import started_learners
-from rlhf_algos.envs import EnvCreator, PromptSpace, UnicodeText, env_creator_for
-from rlhf_algos.models import resolve_model
-from rlhf_algos.rollout.mismatch_injection import MismatchInjection
-from rlhf_algos.rollout.sampling import SamplingSettings
-from rlhf_algos.routing_replay import make_router_replay
+from rlhf_algos.envs import PromptSpace, UnicodeText
 
 
-class LanguageModelAlgorithmConfig(AlgorithmConfig):
+class LanguageModelAlgorithmConfig(DerivedSettings):
     """An `AlgorithmConfig` whose environment runners are vLLM engines and whose learners are DeepSpeed ranks.
 
     Values are checked when the algorithm is built (`build_algo`, or by Tune before a trial is placed), so that
     `tune.grid_search` can stand anywhere until then.
     """
-
-    OPTIONS: ClassVar[tuple[Option, ...]] = (*SHARED_OPTIONS, *RLLIB_OPTIONS)
-    # language_model()
-    language_model_path: str
-    trainer_dtype: str
-    gradient_checkpointing: bool
-    trust_remote_code: bool
-    # sampling()
-    temperature: float
-    top_p: float
-    top_k: int
-    max_response_tokens: int
-    stop_token_ids: Sequence[int]
-    record_head: int
-    record_routes: bool
-    greedy_evaluation: bool
-    # mismatch_injection()
-    injected_weight_noise: float
-    injected_rounding_bits: int | None
-    injected_lag: int
-    # env_runners(), learners()
-    _num_cpus_per_env_runner: float | None
-    _num_cpus_per_learner: float | None
-    num_threads_per_env_runner: int | None
-    num_threads_per_learner: int | None
-    # vllm()
-    vllm_args: dict[str, Any]
-    # deepspeed()
-    zero_stage: int
-    offload_optimizer: bool
-    token_budget: int
-    deepspeed_config: dict[str, Any]
-    # training()
-    prompts_per_iteration: int
-    group_size: int
-    normalize_std: bool
-    loss_reduction: str
-    loss_fixed_length: int | None
-    unscorable_responses: str
-    corrector: Any
-    router_replay: Any
-    adam_betas: Sequence[float]
-    adam_eps: float
-    weight_decay: float
-    # debugging()
-    save_batches: str | None
-    # offline_data()
-    accept_different: Sequence[str]
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class=algo_class)
-        for option in self.declared_options().values():
-            setattr(self, option.name, copy.deepcopy(option.default))
-        # Where RLlib's defaults don't fit.
-        self._training_env_creator: EnvCreator | None = None
-        self._evaluation_env_creator: EnvCreator | None = None
-        self.create_local_env_runner = False
-        self._dont_auto_sync_env_runner_states = True
-        self.enable_rl_module_and_learner = True
-        self.enable_env_runner_and_connector_v2 = True
-
-    @classmethod
-    def declared_options(cls) -> dict[str, Option]:
-        """The declared options of this class by attribute, with those of its base classes."""
-        bases = reversed(cls.__mro__)
-        return by_name(option for base in bases for option in vars(base).get("OPTIONS", ()))
 
     # ---- sections -----------------------------------------------------------------------------------------------
 
@@ -165,7 +86,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
             greedy_evaluation: evaluations also answer greedily and report `greedy_return_mean`.
             unsupported: none; a known option of vLLM that would break the record is refused with the reason.
         """
-        checks.refuse_sampling_options(unsupported)
+        refuse_sampling_options(unsupported)
         return self._set(
             temperature=temperature,
             top_p=top_p,
@@ -230,8 +151,8 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         """Sets arguments of the vLLM engine, added to those of earlier calls.
 
         Args:
-            engine_args: any argument of `vllm.EngineArgs` (dtype, max_model_len, quantization, ...); `dtype` is the
-                trainer's unless given.
+            engine_args: any argument of `vllm.EngineArgs` (dtype, max_model_len, quantization, ...) but those that
+                other sections set or that would break what is recorded; `dtype` is the trainer's unless given.
         """
         self.vllm_args = {**self.vllm_args, **absolute_engine_paths(engine_args)}
         return self
@@ -320,7 +241,7 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
         Args:
             save_batches: folder to which the batch of each training step is written, with everything needed to train on
                 it again: `offline_data(input_=folder)` does, `rlhf-algos replay` compares corrections on it. A folder
-                that holds another run's batches is refused.
+                that holds another run's batches is refused. A trial of Tune writes into a folder of its own below it.
             kwargs: RLlib's own: `seed`, `log_level`, ...
         """
         super().debugging(**kwargs)
@@ -377,127 +298,14 @@ class LanguageModelAlgorithmConfig(AlgorithmConfig):
                 setattr(self, name, value)
         return self
 
-    def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
-        """Sets options by the names of their attributes, as Tune does with a `param_space`.
-
-        Raises:
-            ValueError: for a name that is no option; says the nearest.
-        """
-        # `items`, which RLlib's configs have too; Tune's trials get them as dicts, its resource requests as they are.
-        given = dict(config_dict.items())
-        for key in given:
-            name = self._translate_special_keys(key, warn_deprecated=False)
-            if name != "multiagent":
-                refuse_unknown_name(type(self), name, f"update_from_dict({{{key!r}: ...}})")
-        return super().update_from_dict(given)
-
-    # ---- what the parts read ------------------------------------------------------------------------------------
-
-    @property
-    def num_cpus_per_env_runner(self) -> float:
-        """CPUs that Ray counts for a rollout actor: what was given, or a share that fits every machine."""
-        given = self._num_cpus_per_env_runner
-        return cpu_share_of_env_runner(self) if given is None else given
-
-    @num_cpus_per_env_runner.setter
-    def num_cpus_per_env_runner(self, value: float | None) -> None:
-        self._num_cpus_per_env_runner = value
-
-    @property
-    def num_cpus_per_learner(self) -> float:
-        """CPUs that Ray counts for a learner: what was given, or a share that fits every machine."""
-        given = self._num_cpus_per_learner
-        return cpu_share_of_learner(self) if given is None else given
-
-    @num_cpus_per_learner.setter
-    def num_cpus_per_learner(self, value: Any) -> None:
-        # RLlib's name for a number that it chooses.
-        self._num_cpus_per_learner = None if value == "auto" else value
-
-    def threads_per_env_runner(self) -> int:
-        """Threads of a rollout actor, asked in its own process."""
-        return threads_per_env_runner(self)
-
-    def threads_per_learner(self) -> int:
-        """Threads of a learner, asked in its own process."""
-        return threads_per_learner(self)
-
-    def model_path(self) -> str:
-        """The directory or hub id of the model."""
-        return resolve_model(self.language_model_path)
-
-    def sampling_settings(self, *, greedy: bool = False) -> SamplingSettings:
-        """The settings of this configuration; `greedy` for an evaluation that takes the most probable token."""
-        full = greedy or self.temperature == 0.0
-        return SamplingSettings(
-            temperature=0.0 if greedy else self.temperature,
-            top_p=1.0 if full else self.top_p,
-            top_k=0 if full else self.top_k,
-            max_response_tokens=self.max_response_tokens,
-            stop_token_ids=tuple(self.stop_token_ids),
-            record_head=0 if self.in_evaluation else self.record_head,
-            record_routes=self.records_routes(),
-        )
-
-    @property
-    def env_creator(self) -> EnvCreator:
-        """Makes one environment: of evaluation in an evaluation's configuration, else of training.
-
-        `validate` resolves both where they are registered, and the configuration takes them along to the actors.
-        """
-        resolved = self._evaluation_env_creator if self.in_evaluation else self._training_env_creator
-        return resolved or env_creator_for(self.env, self.env_config)
-
-    def forget_environments(self) -> None:
-        """Drops what `validate` resolved, when what it was resolved from changes."""
-        self._training_env_creator = self._evaluation_env_creator = None
-
-    def get_evaluation_config_object(self) -> Self | None:
-        """The configuration of an evaluation: this one with `evaluation_config`; None if this is one already."""
-        evaluation = super().get_evaluation_config_object()
-        if evaluation is not None and self.env is not None:
-            evaluation._evaluation_env_creator = self._evaluation_env_creator
-            complete_evaluation_config(evaluation, self)
-        return evaluation
-
-    def records_routes(self) -> bool:
-        """Whether rollout actors record the experts: on request, or for a replay of them."""
-        return self.record_routes or make_router_replay(self.router_replay).uses_rollout_routes
-
-    def mismatch_injected(self) -> MismatchInjection:
-        """What is done to the sampler on purpose."""
-        return MismatchInjection(
-            weight_noise=self.injected_weight_noise,
-            rounding_bits=self.injected_rounding_bits,
-            lag=self.injected_lag,
-        )
-
-    def vllm_engine_args(self) -> dict[str, Any]:
-        """Arguments of the engine, the dtype included."""
-        return {"dtype": self.trainer_dtype, **self.vllm_args}
-
-    def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """The trainer's module: the language model."""
-        from rlhf_algos.learner.module import LanguageModelModule
-
-        return RLModuleSpec(
-            module_class=LanguageModelModule,
-            model_config={
-                "path": self.model_path(),
-                "dtype": self.trainer_dtype,
-                "gradient_checkpointing": self.gradient_checkpointing,
-                "trust_remote_code": self.trust_remote_code,
-                "temperature": self.temperature,
-                "handles_routes": self.records_routes() or make_router_replay(self.router_replay).replays,
-            },
-        )
+    # ---- building ----------------------------------------------------------------------------------------------
 
     def build_learner_group(self, **kwargs: Any) -> LearnerGroup:
         """Starts learners; within an algorithm's `setup` returns those that are starting already."""
         return started_learners() or super().build_learner_group(**kwargs)
 
     def build_algo(self, *args: Any, **kwargs: Any) -> Any:
-        """Starts the algorithm's processes; Ray too, on the loopback address, if none is running or named."""
+        """Starts the algorithm's processes; Ray too, on the loopback address, unless there is one to use."""
         start_ray_if_needed()
         return super().build_algo(*args, **kwargs)
 

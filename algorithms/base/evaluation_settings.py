@@ -11,6 +11,7 @@ from rlhf_algos.envs import EnvCreator
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+    from rlhf_algos.algorithms.base.derived_settings import DerivedSettings
 
 HELDOUT = "heldout"
 
@@ -67,9 +68,7 @@ def check_evaluation_config(config: LanguageModelAlgorithmConfig) -> None:
         raise ValueError(f"{option} {kind}.{hint} An evaluation can set {', '.join(EVALUATION_KEYS)}.")
 
 
-def complete_evaluation_config(
-    evaluation: LanguageModelAlgorithmConfig, training: LanguageModelAlgorithmConfig
-) -> None:
+def complete_evaluation_config(evaluation: DerivedSettings, training: DerivedSettings) -> None:
     """Finishes RLlib's copy of the training configuration: the environment's arguments, and its split.
 
     Args:

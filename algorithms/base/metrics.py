@@ -9,8 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.rllib.core import ALL_MODULES, DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
+)
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.base.advantages import scored_with_others
@@ -18,6 +23,8 @@ from rlhf_algos.batch import FINISH_LENGTH, RolloutBatch
 from rlhf_algos.objectives import zero_std_group_fraction
 
 LEARNER = f"{LEARNER_RESULTS}/{DEFAULT_MODULE_ID}"
+#: Where RLlib looks for what all modules of a learner have trained on.
+ALL_LEARNERS = f"{LEARNER_RESULTS}/{ALL_MODULES}"
 STALENESS = "staleness"
 
 
@@ -52,6 +59,7 @@ REDUCTIONS: dict[str, str | Mean] = {
     f"{ENV_RUNNER_RESULTS}/groups_sampled_again_lifetime": LIFETIME_SUM,
     f"{STALENESS}/mean": _TOKENS,
     f"{STALENESS}/max": MAX,
+    f"{ALL_LEARNERS}/{NUM_ENV_STEPS_TRAINED_LIFETIME}": LIFETIME_SUM,
     f"{LEARNER}/loss": Mean("optimizer_batches"),
     f"{LEARNER}/grad_norm": Mean("optimizer_steps"),
     f"{LEARNER}/learning_rate": LAST,
@@ -197,6 +205,12 @@ def lifetime_counts(batch: RolloutBatch, *, prompts_too_long: int, groups_sample
         "prompts_too_long_lifetime": prompts_too_long,
         "groups_sampled_again_lifetime": groups_sampled_again,
     }
+
+
+def trained_counts(batch: RolloutBatch) -> dict[str, float]:
+    """What a training step adds to the responses trained on: those with a trained token, once for all its epochs."""
+    trained_of_sample = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples)
+    return {NUM_ENV_STEPS_TRAINED_LIFETIME: int(np.count_nonzero(trained_of_sample))}
 
 
 def evaluation_metrics(batch: RolloutBatch, *, prompts_too_long: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ sweeps and data frames bring along, are taken as the Python numbers that they ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -88,6 +88,11 @@ def mapping() -> Kind:
     return Kind(Mapping[str, Any], "a dict")
 
 
+def either(first: Kind, second: Kind) -> Kind:
+    """What one of two kinds says."""
+    return Kind(first.annotation | second.annotation, f"{first.words} or {second.words}")
+
+
 def anything() -> Kind:
     """No restriction: another part checks it, and says what is wrong with it."""
     return Kind(Any, "any value")
@@ -130,6 +135,8 @@ class Option:
         default: before anything is set.
         argument: of the section's method, where it has another name than the attribute.
         why: an explanation that an error ends with.
+        of_process: whether a rollout actor or learner is started with it and keeps it while it lives.
+        as_it_is: the value belongs to somebody else, and NumPy's arrays and numbers in it stay what they are.
     """
 
     section: str
@@ -138,6 +145,8 @@ class Option:
     default: Any = None
     argument: str = ""
     why: str = ""
+    of_process: bool = False
+    as_it_is: bool = False
 
     @property
     def keyword(self) -> str:
@@ -148,21 +157,21 @@ class Option:
         """The option with a value, as a user sets it: `training(group_size=1)`."""
         return f"{self.section}({self.keyword}={value!r})"
 
-    def checked(self, value: Any, shown: str = "") -> Any:
-        """The value in plain Python types.
+    def checked(self, value: Any, shown: Callable[[Any], str] | None = None) -> Any:
+        """The value in plain Python types, unless it is to stay as it is.
 
         Args:
             value: what was given.
-            shown: how it was given, for an error; `shown(value)` unless given.
+            shown: says how it was given, for an error, which alone writes it out; as `self.shown` unless given.
 
         Raises:
             ValueError: if it is of another type or out of range; names option and value, and says what it must be.
         """
         try:
-            return self.kind.adapter.validate_python(plain(value))
+            return self.kind.adapter.validate_python(value if self.as_it_is else plain(value))
         except ValidationError:
             why = f": {self.why}" if self.why else ""
-            raise ValueError(f"{shown or self.shown(value)} must be {self.kind.words}{why}.") from None
+            raise ValueError(f"{(shown or self.shown)(value)} must be {self.kind.words}{why}.") from None
 
 
 def plain(value: Any) -> Any:

@@ -20,7 +20,7 @@ from rlhf_algos.models import BUNDLED, PREFIX
 
 # What Tune calls the folder that a trial's process was in before it changed to the trial's own.
 _FOLDER_BEFORE_TUNE = "TUNE_ORIG_WORKING_DIR"
-_ENGINE_PATHS = ("download_dir", "hf_config_path")
+_ENGINE_PATHS = ("download_dir",)
 _MONITORS = ("tensorboard", "csv_monitor")
 
 

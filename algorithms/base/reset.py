@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
+from rlhf_algos.algorithms.base.rllib_options import USED
 from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.envs import PromptSpace, UnicodeText
 
@@ -52,7 +54,7 @@ class ResettableAlgorithm(Algorithm):
         """
         old = self._built_config
         config = as_config(self.get_default_config(), new_config)
-        same_processes = _processes(config) == _processes(old)
+        same_processes = processes_of(config) == processes_of(old)
         if not (same_processes or self._reset_may_restart):
             return False
         self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup)
@@ -80,6 +82,12 @@ class ResettableAlgorithm(Algorithm):
         spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=False)
         on_learners(self.learner_group, lambda learner: learner.rebuild(config, spec))
         self._publish(0)
+        make_callback(
+            "on_algorithm_init",
+            self.callbacks,
+            config.callbacks_on_algorithm_init,
+            kwargs={"algorithm": self, "metrics_logger": self.metrics},
+        )
         return True
 
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
@@ -103,21 +111,22 @@ def as_config(
     return config
 
 
-def _processes(config: LanguageModelAlgorithmConfig) -> tuple[Any, ...]:
-    """What can't change while the processes live."""
-    return (
-        config.model_path(),
-        config.trust_remote_code,
-        config.vllm_engine_args(),
-        config.sampling_settings().record_routes,
-        config.is_online,
-        config.num_env_runners,
-        config.num_cpus_per_env_runner,
-        config.threads_per_env_runner(),
-        config.num_gpus_per_env_runner,
-        config.num_learners,
-        config.num_cpus_per_learner,
-        config.num_gpus_per_learner,
-        config.evaluation_num_env_runners,
-        config.learner_class,
-    )
+# What counts of an option where it is not its own value: what processes get of it, perhaps with others.
+_AS_USED: dict[str, Callable[[LanguageModelAlgorithmConfig], Any]] = {
+    "language_model_path": lambda config: config.model_path(),
+    "trainer_dtype": lambda config: config.vllm_engine_args()["dtype"],
+    "vllm_args": lambda config: config.vllm_engine_args(),
+    "record_routes": lambda config: config.records_routes(),
+    "router_replay": lambda config: config.records_routes(),
+    "_num_cpus_per_env_runner": lambda config: config.num_cpus_per_env_runner,
+    "_num_cpus_per_learner": lambda config: config.num_cpus_per_learner,
+    "num_threads_per_env_runner": lambda config: config.threads_per_env_runner(),
+    "_learner_class": lambda config: config.learner_class,
+}
+
+
+def processes_of(config: LanguageModelAlgorithmConfig) -> dict[str, Any]:
+    """What can't change while the processes live: every option and every field of RLlib that is declared so."""
+    names = [option.name for option in config.declared_options().values() if option.of_process]
+    names += [name for name, used in USED.items() if used.of_process]
+    return {name: _AS_USED[name](config) if name in _AS_USED else getattr(config, name) for name in names}

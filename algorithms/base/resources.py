@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from rlhf_algos.local_ray import start_ray
+from rlhf_algos.local_ray import running_cluster, start_ray
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+
+logger = logging.getLogger(__name__)
 
 # CPUs that a run's rollout actors, and its learners, count as by default, all of them together; with the driver's 0.1
 # less than one, so that every machine has them. A thread is no CPU that Ray counts: sampler and learner take turns.
@@ -134,9 +137,19 @@ def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:
 
 
 def start_ray_if_needed() -> None:
-    """Starts Ray on this machine, listening on the loopback address only, unless one is running or named.
+    """Connects to the cluster that this machine is part of, or starts Ray on this machine alone.
 
-    Ray starts itself when it is first used, but then on the machine's network address and with a dashboard.
+    Nothing is done if this process uses a Ray already, and a cluster that RAY_ADDRESS names is Ray's to connect to.
+    Else a cluster of this user's `ray start` that runs on this machine is joined (`running_cluster`): a second Ray
+    would count its GPUs again. The Ray that another script has started for itself is not. Without one, Ray is started
+    for this process, listening on the loopback address only: started by its first use, it would listen on the machine's
+    network address, with a dashboard.
     """
-    if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
+    if ray.is_initialized() or "RAY_ADDRESS" in os.environ:
+        return
+    address = running_cluster()
+    if address is None:
         start_ray()
+    else:
+        logger.info("Connecting to the Ray cluster %s, which was started with `ray start`.", address)
+        ray.init(address=address)

@@ -7,9 +7,9 @@ hold every field of RLlib 2.60 exactly once; a test fails on one that is new or 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -22,29 +22,45 @@ from rlhf_algos.envs import PromptSpace, UnicodeText
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 
+
+@dataclass(frozen=True)
+class Used:
+    """A field that acts.
+
+    Attributes:
+        what: it does.
+        of_process: whether a rollout actor or learner is started with it and keeps it while it lives.
+    """
+
+    what: str
+    of_process: bool = False
+
+
+#: Methods of a callback class, and functions given to `callbacks(...)`, that are called.
+FIRED_CALLBACKS = ("on_algorithm_init", "on_train_result", "on_evaluate_start", "on_evaluate_end")
+
 #: Fields that act, besides the declared ones.
 USED = {
-    "env": "the task",
-    "callbacks_class": "its methods named in FIRED_CALLBACKS are called",
-    **{f"callbacks_{name}": "called" for name in ("on_algorithm_init", "on_train_result", "on_checkpoint_loaded")},
-    **{f"callbacks_{name}": "called" for name in ("on_evaluate_start", "on_evaluate_end")},
-    "num_cpus_per_env_runner": "CPUs that Ray counts; a whole number is also the number of threads",
-    "num_cpus_per_learner": "likewise",
-    "custom_resources_for_main_process": "counted by Ray",
-    "custom_resources_per_env_runner": "counted by Ray",
-    "custom_resources_per_learner": "counted by Ray",
-    "validate_env_runners_after_construction": "True waits for the actors before the learners start",
-    "env_runner_cls": "the rollout actor, or a subclass of it",
-    "_learner_class": "a subclass of the algorithm's learner",
-    "learner_config_dict": "for a learner_class of one's own to read",
-    "input_": "saved batches",
-    "offline_data_class": "reads them; set by offline_data(input_=...)",
-    "_is_online": "set by offline_data(input_=...)",
-    "grad_clip_by": "checked: DeepSpeed clips by the global norm",
-    "evaluation_config": "what an evaluation does differently",
-    "evaluation_duration_unit": "checked: problems are counted, as episodes",
-    "stats_cls_lookup": "reductions of metrics logged by callbacks",
-    "_validate_config": "switches RLlib's own checks off, not this library's",
+    "env": Used("the task"),
+    "callbacks_class": Used("its methods named in FIRED_CALLBACKS are called"),
+    **{f"callbacks_{name}": Used("called") for name in FIRED_CALLBACKS},
+    "num_cpus_per_env_runner": Used("CPUs that Ray counts; a whole number is also the number of threads", True),
+    "num_cpus_per_learner": Used("likewise", True),
+    "custom_resources_for_main_process": Used("counted by Ray"),
+    "custom_resources_per_env_runner": Used("counted by Ray", True),
+    "custom_resources_per_learner": Used("counted by Ray", True),
+    "validate_env_runners_after_construction": Used("True waits for the actors before the learners start"),
+    "env_runner_cls": Used("the rollout actor, or a subclass of it", True),
+    "_learner_class": Used("a subclass of the algorithm's learner", True),
+    "learner_config_dict": Used("for a learner_class of one's own to read"),
+    "input_": Used("saved batches"),
+    "offline_data_class": Used("reads them; set by offline_data(input_=...)"),
+    "_is_online": Used("set by offline_data(input_=...)", True),
+    "grad_clip_by": Used("checked: DeepSpeed clips by the global norm"),
+    "evaluation_config": Used("what an evaluation does differently"),
+    "evaluation_duration_unit": Used("checked: problems are counted, as episodes"),
+    "stats_cls_lookup": Used("reductions of metrics logged by callbacks"),
+    "_validate_config": Used("switches RLlib's own checks off, not this library's"),
 }
 
 #: Fields that RLlib or this library sets for itself, with the reason why no user's value is looked at here.
@@ -59,14 +75,6 @@ INTERNAL = {
     "_dont_auto_sync_env_runner_states": "set: rollout actors have no state but their weights",
     "simple_optimizer": "set by RLlib's validation",
 }
-
-FIRED_CALLBACKS = (
-    "on_algorithm_init",
-    "on_train_result",
-    "on_evaluate_start",
-    "on_evaluate_end",
-    "on_checkpoint_loaded",
-)
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,7 @@ _REFUSED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("callbacks", "actors that died come back unannounced; see groups_sampled_again", ("on_env_runners_recreated",)),
     ("callbacks", _OFFLINE_EVALUATION, ("on_offline_eval_runners_recreated", "on_evaluate_offline_start")),
     ("callbacks", _OFFLINE_EVALUATION, ("on_evaluate_offline_end",)),
+    ("callbacks", "a run can't be restored yet, and it would never be called", ("on_checkpoint_loaded",)),
     ("multi_agent", _MULTI_AGENT, ("count_steps_by", "policy_map_capacity", "policy_mapping_fn", "policies_to_train")),
     ("multi_agent", _MULTI_AGENT, ("policy_states_are_swappable", "observation_fn")),
     ("multi_agent", _MULTI_AGENT, ("algorithm_config_overrides_per_module",)),
@@ -275,20 +284,30 @@ def known_names(config_class: Any) -> frozenset[str]:
     return frozenset(vars(config_class())) | properties | _LATER
 
 
-def refuse_unknown_name(config_class: Any, name: str, shown: str) -> None:
-    """Raises ValueError with the nearest name if the config has no such option."""
+class UnknownOptionError(ValueError):
+    """A name that no option has."""
+
+
+def refuse_unknown_name(config_class: Any, name: str, shown: Callable[[], str]) -> None:
+    """Raises UnknownOptionError with the nearest name if the config has no such option.
+
+    Args:
+        config_class: of the config.
+        name: of the option.
+        shown: how it was given, for an error; to form it may take long.
+    """
     names = known_names(config_class)
     if name in names or name.startswith("_"):
         return
     close = difflib.get_close_matches(name, [known for known in names if not known.startswith("_")], 1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{shown}: {config_class.__name__} has no option {name!r}.{hint}")
+    raise UnknownOptionError(f"{shown()}: {config_class.__name__} has no option {name!r}.{hint}")
 
 
 def check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
     """Raises ValueError for an attribute that is no option, and for an option of RLlib that would change nothing."""
-    for name in vars(config):
-        refuse_unknown_name(type(config), name, f"{name}={getattr(config, name)!r}")
+    for name, value in vars(config).items():
+        refuse_unknown_name(type(config), name, partial("{}={!r}".format, name, value))
     # RLlib itself sets some of them in the copy that an evaluation gets.
     if config.in_evaluation:
         return
@@ -307,12 +326,21 @@ def _is_default(name: str, value: Any) -> bool:
 
 
 def _check_callbacks_class(config: LanguageModelAlgorithmConfig) -> None:
-    for cls in force_list(config.callbacks_class):
-        for name in _overridden(cls):
-            raise ValueError(
-                f"callbacks({cls.__name__}): its {name} has no effect here: {_reason(name)}. Called are "
-                f"{', '.join(FIRED_CALLBACKS)}."
-            )
+    """Looks at classes, and at what `functools.partial` makes of them; what another callable makes is seen at start."""
+    for make in force_list(config.callbacks_class):
+        while isinstance(make, partial):
+            make = make.func
+        if isinstance(make, type):
+            require_fired_callbacks(make)
+
+
+def require_fired_callbacks(cls: type) -> None:
+    """Raises ValueError if a class of callbacks has a method that would never be called."""
+    for name in _overridden(cls):
+        raise ValueError(
+            f"callbacks({cls.__name__}): its {name} has no effect here: {_reason(name)}. Called are "
+            f"{', '.join(FIRED_CALLBACKS)}."
+        )
 
 
 def _overridden(cls: Any) -> Iterator[str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ray.rllib.offline.offline_data import OfflineData
 
-from rlhf_algos.batch import RolloutBatch, read_header
+from rlhf_algos.batch import BatchHeader, RolloutBatch, read_header
 from rlhf_algos.models import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -63,37 +65,65 @@ class BatchFolder:
 
     def _taken(self, path: Path) -> ValueError:
         return ValueError(
-            f"debugging(save_batches={str(self._folder)!r}): the folder holds batches of {_run_of(path)} "
+            f"debugging(save_batches={str(self._folder)!r}): the folder holds batches of {_run_of(read_header(path))} "
             f"({path.name}). Batches of two runs in one folder could no longer be told apart: name a folder for this "
             "run alone, or move the old batches away."
         )
 
 
-def batch_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+def folder_of_try(folder: str | Path, trial_id: str) -> Path:
+    """The folder below `folder` for one try of a trial of Tune: named after the trial, and its try from the second on.
+
+    Trials have one configuration, and so one `save_batches`, and Tune may start a failed one again.
+    """
+    names = (trial_id if number == 1 else f"{trial_id}-try{number}" for number in itertools.count(1))
+    return next(path for name in names if not any((path := Path(folder, name)).glob(f"*{_SUFFIX}")))
+
+
+def batch_files(
+    paths: str | Path | Sequence[str | Path], read: Callable[[Path], BatchHeader] = read_header
+) -> list[Path]:
     """The files that paths name: a folder stands for all batches in it, in the order of their names.
+
+    Args:
+        paths: of files and folders.
+        read: reads a file's header, for who keeps it.
 
     Raises:
         FileNotFoundError: if a path does not exist, or a folder holds no batch.
         ValueError: if a folder holds batches of several runs. (Named one by one, they can be of any.)
     """
     files: list[Path] = []
+    for path, found in _found(paths):
+        if path.is_dir():
+            _require_one_run(path, found, read)
+        files += found
+    return files
+
+
+def require_batch_files(paths: str | Path | Sequence[str | Path]) -> None:
+    """Raises FileNotFoundError unless paths name files, or folders with batches; none of them is opened."""
+    for _ in _found(paths):
+        pass
+
+
+def _found(paths: str | Path | Sequence[str | Path]) -> Iterator[tuple[Path, list[Path]]]:
     for path in [paths] if isinstance(paths, str | Path) else paths:
         path = Path(path)
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; give a saved batch or a folder of them.")
         found = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
         if not found:
-            raise FileNotFoundError(f"{path} holds no saved batch (*{_SUFFIX}).")
-        if path.is_dir():
-            _require_one_run(path, found)
-        files += found
-    return files
+            below = sorted({file.parent for file in path.glob(f"*/*{_SUFFIX}")})
+            hint = f" There are some in {', '.join(str(folder) for folder in below[:5])}." if below else ""
+            raise FileNotFoundError(f"{path} holds no saved batch (*{_SUFFIX}).{hint}")
+        yield path, found
 
 
-def _require_one_run(folder: Path, files: Sequence[Path]) -> None:
+def _require_one_run(folder: Path, files: Sequence[Path], read: Callable[[Path], BatchHeader]) -> None:
     first_of_run: dict[str, Path] = {}
     for file in files:
-        first_of_run.setdefault(_run_of(file), file)
+        first_of_run.setdefault(_run_of(read(file)), file)
     if len(first_of_run) > 1:
         runs = ", ".join(f"{file.name} of {run}" for run, file in first_of_run.items())
         raise ValueError(
@@ -102,8 +132,8 @@ def _require_one_run(folder: Path, files: Sequence[Path]) -> None:
         )
 
 
-def _run_of(file: Path) -> str:
-    origin = read_header(file).origin
+def _run_of(header: BatchHeader) -> str:
+    origin = header.origin
     return "no run" if origin is None else f"run {origin['run']} (seed {origin['seed']})"
 
 
@@ -160,12 +190,13 @@ class SavedBatches(OfflineData):
     def __init__(self, config: Any) -> None:
         # RLlib's own constructor would open the files with Ray Data.
         self.config = config
-        self._files = batch_files(config.input_)
+        read = cache(read_header)
+        self._files = batch_files(config.input_, read)
         self._next = 0
         self._splits: list[dict[str, Any]] = []
         wanted = {"model": config.language_model_path, **config.sampling_settings().as_dict()}
         for file in self._files:
-            saved = read_header(file).settings
+            saved = read(file).settings
             require_same_settings(saved, wanted, accepted=config.accept_different, file=file)
             split = {name: saved.get(name) for name in ("split", "split_rule")}
             if split not in self._splits:

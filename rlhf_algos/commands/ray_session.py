@@ -39,19 +39,21 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
     """Starts Ray on this machine, or connects to a cluster, and ends it afterwards.
 
     Args:
-        address: of a running cluster; None starts a Ray of one's own, which listens on the loopback address only.
+        address: of a running cluster; None takes RAY_ADDRESS, or the cluster that `ray start` made this machine a part
+            of. Without any it starts a Ray of its own, which listens on the loopback address only.
 
     Yields:
         Whether Ray was started or connected to here; one that the process already uses is left as it is.
     """
     import ray
 
-    from rlhf_algos.local_ray import start_ray
+    from rlhf_algos.local_ray import running_cluster, start_ray
 
     if ray.is_initialized():
         yield False
         return
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = address or os.environ.get("RAY_ADDRESS") or running_cluster()
     with _standard_error_if_it_fails():
         ray.init(address=address, **quiet) if address else start_ray(**quiet)
     try:

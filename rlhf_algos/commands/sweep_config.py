@@ -144,8 +144,6 @@ def read_sweep_config(path: str | Path, overrides: Sequence[str] = (), *, iterat
             raise ConfigError(f"{file.place(f'sweep.stop.{key}')} must be a number, got {value!r}.")
     if (at_once := settings.get("max_concurrent")) is not None and at_once < 1:
         raise ConfigError(f"{file.place('sweep.max_concurrent')} must be at least 1 or null.")
-    if isinstance((run.sections.get("debugging") or {}).get("save_batches"), str):
-        raise ConfigError(f"{file.place('debugging.save_batches')}: all trials would write the same files there.")
     run = _with_seeds(run, file)
     run, note = _with_routes(run, file)
     return SweepConfig(

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlhf_algos.algorithms.base import saved_batches
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder, SavedBatches, batch_files
-from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.batch import RolloutBatch, read_header
 from rlhf_algos.models import resolve_model
 from tests.learner.conftest import make_batch
@@ -72,6 +73,50 @@ def test_a_folder_of_two_runs_is_not_trained_on(tmp_path):
         SavedBatches(offline(tmp_path / "b"))
     # By name they were meant.
     assert len(SavedBatches(offline([tmp_path / "a" / "step-000001.safetensors", by_hand]))) == 2
+
+
+def started_in_a_trial(folder, trial_id):
+    """An algorithm at its start within a trial of Tune, and the folder that its batches go to."""
+    algorithm = object.__new__(GRPO)
+    algorithm._storage, algorithm._trial_info = "Tune's", type("Info", (), {"trial_id": trial_id})
+    algorithm._started_with(GRPOConfig().debugging(save_batches=str(folder), seed=0))
+    return algorithm._batch_folder
+
+
+def test_trials_and_tries_of_tune_have_folders_of_their_own(tmp_path):
+    tries = [("a_00000", "a_00000"), ("a_00001", "a_00001"), ("a_00001", "a_00001-try2"), ("a_00001", "a_00001-try3")]
+    for seed, (trial, name) in enumerate(tries):
+        path = started_in_a_trial(tmp_path, trial).save(batch(seed))
+        assert path == tmp_path / name / "step-000001.safetensors"
+        assert RolloutBatch.load(path).content_hash == batch(seed).content_hash
+    # A try that ended before its first batch leaves nothing to be kept apart from.
+    for _ in range(2):
+        unused = started_in_a_trial(tmp_path, "a_00002")
+    assert unused.save(batch()).parent == tmp_path / "a_00002"
+    with pytest.raises(FileNotFoundError, match=r"holds no saved batch .*There are some in .*a_00000, .*a_00001"):
+        batch_files(tmp_path)
+
+
+def test_without_tune_the_folder_is_the_one_that_was_named(tmp_path):
+    algorithm = object.__new__(GRPO)
+    algorithm._storage = None
+    algorithm._started_with(GRPOConfig().debugging(save_batches=str(tmp_path), seed=0))
+    assert algorithm._batch_folder.save(batch()).parent == tmp_path
+
+
+def test_a_header_is_read_once_and_not_to_validate(tmp_path, monkeypatch):
+    folder = BatchFolder(tmp_path, seed=0)
+    for seed in range(3):
+        folder.save(batch(seed))
+    read = []
+    monkeypatch.setattr(saved_batches, "read_header", lambda file: read.append(file) or read_header(file))
+    config = offline(tmp_path)
+    config.validate()
+    assert read == []
+    assert len(SavedBatches(config)) == 3
+    assert read == batch_files(tmp_path)
+    with pytest.raises(ValueError, match=r"offline_data\(input_=.*does not exist"):
+        offline(tmp_path / "nowhere").validate()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Types and ranges of options: one declaration each, the same answer however an option is set."""
 
+import json
+
 import numpy as np
 import pytest
+from ray.rllib.algorithms.algorithm import Algorithm
 
 from rlhf_algos.algorithms.base.options import (
     Option,
@@ -13,8 +16,10 @@ from rlhf_algos.algorithms.base.options import (
     sequence,
     whole,
 )
-from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.commands.run_config import read_run_config
+from rlhf_algos.envs import PromptEnv
 
 NAN, INF = float("nan"), float("inf")
 
@@ -123,11 +128,10 @@ def test_numbers_of_numpy_become_pythons():
     config = base().training(
         group_size=np.int64(8), prompts_per_iteration=np.int64(8), lr=np.float64(1e-3), adam_betas=np.array([0.5, 0.75])
     )
-    config.environment(env_config={"digits": np.int64(2)})
     config.sampling(temperature=np.float32(0.5), record_routes=np.bool_(True), stop_token_ids=[np.int32(5)])
     config.evaluation(
         evaluation_duration=np.int64(8),
-        evaluation_config={"max_response_tokens": np.int64(3), "env_config": {"digits": np.int64(1)}},
+        evaluation_config={"max_response_tokens": np.int64(3)},
     )
     config.validate()
     found = {
@@ -142,12 +146,76 @@ def test_numbers_of_numpy_become_pythons():
         assert getattr(config, name) == value
         assert type(getattr(config, name)) is type(value), name
     assert [type(item) for item in config.stop_token_ids] == [int]
-    assert type(config.env_config["digits"]) is int
     evaluation = config.get_evaluation_config_object()
     evaluation.validate()
     assert (evaluation.max_response_tokens, type(evaluation.max_response_tokens)) == (3, int)
-    assert type(evaluation.env_config["digits"]) is int
     assert evaluation.sampling_settings().max_response_tokens == 3
+
+
+class Indexed(PromptEnv):
+    """Its problems are an array, which it indexes with an array."""
+
+    def __init__(self, numbers, scale, nested=None, split="train"):
+        super().__init__(split=split)
+        self.numbers, self.scale = numbers[np.array([1, 0])], scale
+
+    def prompt(self, rng):
+        return f"{self.numbers[0]}="
+
+    def reward(self, response):
+        return float(self.scale)
+
+
+def test_what_an_environment_is_given_stays_as_it_is():
+    given = {"numbers": np.arange(3), "scale": np.float32(1), "nested": {"rows": (np.int64(1), [np.arange(2)])}}
+    own = {"numbers": np.arange(5), "scale": np.float64(2)}
+    config = GRPOConfig().environment(Indexed, env_config=given).evaluation(evaluation_config={"env_config": own})
+    config.validate()
+    evaluation = config.copy(copy_frozen=False).get_evaluation_config_object()
+    evaluation.validate()
+    for name, value in given.items():
+        assert name == "nested" or config.env_config[name] is value
+    assert config.env_config["nested"]["rows"] is given["nested"]["rows"]
+    for name, value in own.items():
+        assert config.evaluation_config["env_config"][name] is value
+        assert evaluation.env_config[name] is value
+    assert config.env_creator().unwrapped.numbers.tolist() == [1, 0]
+
+
+def test_a_copy_has_its_own_dicts_and_shares_the_data_in_them():
+    rows = [{"question": "1+1="}]
+    config = base().environment(env_config={"data": {"rows": rows, "part": "a"}})
+    config.evaluation(evaluation_config={"env_config": {"data": {"rows": rows}}})
+    config.freeze()
+    copied = config.copy(copy_frozen=False)
+    copied.environment(env_config={"data": {"part": "b"}, "digits": 1})
+    copied.evaluation_config["env_config"]["data"]["part"] = "c"
+    copied.stop_token_ids = [3]
+    assert config.env_config == {"data": {"rows": rows, "part": "a"}} and config.stop_token_ids == ()
+    assert config.evaluation_config == {"env_config": {"data": {"rows": rows}}}
+    assert copied.env_config == {"data": {"rows": rows, "part": "b"}, "digits": 1}
+    assert copied.env_config["data"]["rows"] is copied.evaluation_config["env_config"]["data"]["rows"] is rows
+    with pytest.raises(AttributeError, match="frozen"):
+        config.copy().lr = 1.0
+
+
+class Untouchable(list):
+    """Data that nobody may go through on the way to the environment."""
+
+    def __iter__(self):
+        raise AssertionError("gone through")
+
+    __deepcopy__ = __reduce_ex__ = __repr__ = __len__ = __iter__
+
+
+def test_validation_does_not_go_through_an_environments_data():
+    config = base().environment(env_config={"rows": Untouchable()})
+    config.evaluation(evaluation_config={"env_config": {"more": Untouchable()}})
+    config.env = lambda env_config: None
+    config.validate()
+    evaluation = config.get_evaluation_config_object()
+    evaluation.validate()
+    assert evaluation.env_config["rows"] is config.env_config["rows"]
 
 
 def test_values_of_an_evaluation_are_checked_too():
@@ -180,6 +248,70 @@ def test_options_that_a_subclass_declares():
     config.my_weight = -1
     with pytest.raises(ValueError, match=r"^training\(my_weight=-1\) must be a finite number of at least 0"):
         config.validate()
+
+
+class Scaled(GRPOConfig):
+    """A configuration with an option of its own, as docs/options.md shows it."""
+
+    OPTIONS = (Option("training", "my_scale", number(at_least=0), 0.5),)
+
+
+class ScaledGRPO(GRPO):
+    """What Tune needs for it."""
+
+    @classmethod
+    def get_default_config(cls):
+        return Scaled(algo_class=cls)
+
+
+def test_an_algorithm_is_set_up_with_options_of_a_subclass(monkeypatch):
+    """As far as to what RLlib starts processes with, and the resources that are counted before."""
+    config = Scaled().environment("rlhf_algos/Addition-v0").env_runners(num_env_runners=3).learners(num_learners=0)
+    config.my_scale = 0.25
+    counted, found = [], []
+    monkeypatch.setattr("ray.util.get_current_placement_group", lambda: None)
+    monkeypatch.setattr("rlhf_algos.algorithms.base.algorithm.check_resources", counted.append)
+    monkeypatch.setattr(Algorithm, "setup", lambda self, config: found.append(self.config))
+    monkeypatch.setattr(GRPO, "_publish", lambda self, version: None)
+    monkeypatch.setattr(GRPO, "_require_env_runners", lambda self: None)
+    algorithm = GRPO(config=config)
+    algorithm.abandon()
+    assert [type(config) for config in found] == [Scaled] and found[0].my_scale == 0.25
+    assert [len(bundles) for bundles in counted] == [4]
+    assert len(GRPO.default_resource_request(config).bundles) == 4
+    config.my_scale = -1
+    with pytest.raises(ValueError, match=r"^training\(my_scale=-1\) must be"):
+        GRPO.default_resource_request(config)
+
+
+def test_tunes_dict_needs_an_algorithm_that_names_the_class():
+    space = Scaled().environment("rlhf_algos/Addition-v0").to_dict() | {"my_scale": 0.25}
+    assert ScaledGRPO._as_given(space).my_scale == 0.25
+    assert len(ScaledGRPO.default_resource_request(space).bundles) == 3
+    with pytest.raises(ValueError, match=r"no option 'my_scale'.* subclass of the algorithm whose get_default_config"):
+        GRPO.default_resource_request(space)
+
+
+@pytest.mark.parametrize("given", ["auto", None, 0.5, 2])
+def test_cpus_of_a_learner_in_python_and_in_a_file_are_the_same(given, tmp_path):
+    (tmp_path / "run.json").write_text(
+        json.dumps(
+            {
+                "algorithm": "grpo",
+                "iterations": 1,
+                "environment": {"env": "rlhf_algos/Addition-v0"},
+                "learners": {"num_cpus_per_learner": given},
+            }
+        )
+    )
+    in_python = base().learners(num_cpus_per_learner=given)
+    in_python.validate()
+    in_a_file = read_run_config(tmp_path / "run.json").build()
+    assert (
+        in_a_file.num_cpus_per_learner
+        == in_python.num_cpus_per_learner
+        == (given if isinstance(given, int | float) else 0.4)
+    )
 
 
 def test_grids_may_stand_anywhere_until_the_config_is_validated():

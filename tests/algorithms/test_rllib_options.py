@@ -1,12 +1,22 @@
 """Options of RLlib that would change nothing here are refused, all of them, with what to use instead."""
 
+from functools import partial
+
 import pytest
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from rlhf_algos.algorithms.base import rllib_options
-from rlhf_algos.algorithms.base.rllib_options import DECLARED, FIRED_CALLBACKS, INTERNAL, REFUSED, USED
-from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.base.rllib_options import (
+    DECLARED,
+    FIRED_CALLBACKS,
+    INTERNAL,
+    REFUSED,
+    USED,
+    check_rllib_options,
+)
+from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from tests.learner.conftest import make_batch
 
@@ -110,6 +120,66 @@ def test_callbacks_that_are_never_called_are_refused_in_a_class_too():
             base().callbacks(given).validate()
     for name in FIRED_CALLBACKS:
         base().callbacks(**{name: print}).validate()
+
+
+class Counting(RLlibCallback):
+    def __init__(self, start=0):
+        self.count = start
+
+    def on_train_result(self, **kwargs):
+        self.count += 1
+
+
+class Deaf(Counting):
+    def on_sample_end(self, **kwargs):
+        pass
+
+
+def test_callables_that_make_callbacks():
+    """RLlib calls whatever it is given; a class can be looked at before, what a function makes when it is made."""
+    for make in (partial(Counting, 2), partial(partial(Counting), 2), lambda: Counting(2)):
+        config = base().callbacks(make)
+        config.validate()
+        algorithm = object.__new__(GRPO)
+        algorithm.callbacks = [make() for make in [config.callbacks_class]]
+        assert [callback.count for callback in algorithm.callbacks] == [2]
+    with pytest.raises(ValueError, match=r"callbacks\(Deaf\): its on_sample_end has no effect here"):
+        base().callbacks(partial(partial(Deaf), 2)).validate()
+    base().callbacks(lambda: Deaf()).validate()
+    with pytest.raises(ValueError, match=r"callbacks\(Deaf\): its on_sample_end has no effect here"):
+        object.__new__(GRPO).callbacks = [Counting(), Deaf()]
+
+
+def test_rllibs_setup_sets_the_callbacks_before_it_starts_anything(monkeypatch):
+    started = []
+    for name in ("ray.rllib.algorithms.algorithm.EnvRunnerGroup", "ray.util.placement_group"):
+        monkeypatch.setattr(name, lambda *args, **kwargs: started.append(args))
+    algorithm = object.__new__(GRPO)
+    algorithm.config = base().callbacks(lambda: Deaf())
+    algorithm.config.validate()
+    with pytest.raises(ValueError, match="its on_sample_end has no effect here"):
+        Algorithm.setup(algorithm, algorithm.config)
+    assert started == []
+
+
+def test_what_waits_for_a_restored_run_is_refused():
+    class Waiting(RLlibCallback):
+        def on_checkpoint_loaded(self, **kwargs):
+            pass
+
+    message = r"on_checkpoint_loaded.* has no effect here: a run can't be restored yet"
+    for given in ({"callbacks_class": Waiting}, {"on_checkpoint_loaded": print}):
+        with pytest.raises(ValueError, match=message):
+            base().callbacks(**given).validate()
+
+
+def test_an_attributes_value_is_written_out_for_an_error_only():
+    class Large:
+        def __repr__(self):
+            raise AssertionError("written out")
+
+    config = base().environment(env_config={"rows": Large()})
+    check_rllib_options(config)
 
 
 @pytest.mark.parametrize("config", [GRPOConfig, ReinforceSCConfig])

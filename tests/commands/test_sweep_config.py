@@ -115,7 +115,6 @@ def test_the_example_is_valid():
         ("training: {lr: {grid: [1, 2, 1]}}", "training.lr: 1 stands twice"),
         ("training: {lr: {grid: [1, {grid: [2]}]}}", "training.lr: a grid can't stand within another grid"),
         ("seeds: [0]\ndebugging: {seed: 1}", "seeds and debugging.seed both set the seed"),
-        ("debugging: {save_batches: here}", "debugging.save_batches: all trials would write the same files there"),
         ("seeds: 3", "seeds must be a list, got 3"),
         ("sweep: {max_concurent: 1}", "sweep.max_concurent is no known key. Did you mean sweep.max_concurrent?"),
         ("sweep: {max_concurrent: 0}", "sweep.max_concurrent must be at least 1 or null"),

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "owned_folders": set(),
     "local_ray": set(),
     "importing": set(),
+    "engine_arguments": set(),
     "doctor": {"owned_folders"},
     "cli": {"doctor", "report", "commands"},
     "__main__": {"cli"},
@@ -30,8 +31,8 @@ MAY_IMPORT = {
     "envs": {"batch"},
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync", "importing"},
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync", "importing"},
-    "algorithms": ENGINE | {"models", "report", "local_ray"},
-    "commands": {"algorithms", "batch", "corrections", "report", "routing_replay", "local_ray"},
+    "algorithms": ENGINE | {"models", "report", "local_ray", "engine_arguments"},
+    "commands": {"algorithms", "batch", "corrections", "report", "routing_replay", "local_ray", "engine_arguments"},
 }
 # `rollout` for benchmarks that measure the engine by itself, `cli` for an example that is a command with other values.
 PUBLIC = {

@@ -1,0 +1,123 @@
+"""What the parts of an algorithm read in a configuration: settings that follow from its options."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from rlhf_algos.algorithms.base.declared_config import DeclaredConfig
+from rlhf_algos.algorithms.base.evaluation_settings import complete_evaluation_config
+from rlhf_algos.algorithms.base.resources import (
+    cpu_share_of_env_runner,
+    cpu_share_of_learner,
+    threads_per_env_runner,
+    threads_per_learner,
+)
+from rlhf_algos.envs import EnvCreator, env_creator_for
+from rlhf_algos.models import resolve_model
+from rlhf_algos.rollout.mismatch_injection import MismatchInjection
+from rlhf_algos.rollout.sampling import SamplingSettings
+from rlhf_algos.routing_replay import make_router_replay
+
+
+class DerivedSettings(DeclaredConfig):
+    """A `DeclaredConfig` that says what its options come to."""
+
+    @property
+    def num_cpus_per_env_runner(self) -> float:
+        """CPUs that Ray counts for a rollout actor: what was given, or a share that fits every machine."""
+        given = self._num_cpus_per_env_runner
+        return cpu_share_of_env_runner(self) if given is None else given
+
+    @num_cpus_per_env_runner.setter
+    def num_cpus_per_env_runner(self, value: float | None) -> None:
+        self._num_cpus_per_env_runner = value
+
+    @property
+    def num_cpus_per_learner(self) -> float:
+        """CPUs that Ray counts for a learner: what was given, or a share that fits every machine."""
+        given = self._num_cpus_per_learner
+        return cpu_share_of_learner(self) if given is None else given
+
+    @num_cpus_per_learner.setter
+    def num_cpus_per_learner(self, value: Any) -> None:
+        self._num_cpus_per_learner = None if value == "auto" else value
+
+    def threads_per_env_runner(self) -> int:
+        """Threads of a rollout actor, asked in its own process."""
+        return threads_per_env_runner(self)
+
+    def threads_per_learner(self) -> int:
+        """Threads of a learner, asked in its own process."""
+        return threads_per_learner(self)
+
+    def model_path(self) -> str:
+        """The directory or hub id of the model."""
+        return resolve_model(self.language_model_path)
+
+    def sampling_settings(self, *, greedy: bool = False) -> SamplingSettings:
+        """The settings of this configuration; `greedy` for an evaluation that takes the most probable token."""
+        full = greedy or self.temperature == 0.0
+        return SamplingSettings(
+            temperature=0.0 if greedy else self.temperature,
+            top_p=1.0 if full else self.top_p,
+            top_k=0 if full else self.top_k,
+            max_response_tokens=self.max_response_tokens,
+            stop_token_ids=tuple(self.stop_token_ids),
+            record_head=0 if self.in_evaluation else self.record_head,
+            record_routes=self.records_routes(),
+        )
+
+    @property
+    def env_creator(self) -> EnvCreator:
+        """Makes one environment: of evaluation in an evaluation's configuration, else of training.
+
+        `validate` resolves both where they are registered, and the configuration takes them along to the actors.
+        """
+        resolved = self._evaluation_env_creator if self.in_evaluation else self._training_env_creator
+        return resolved or env_creator_for(self.env, self.env_config)
+
+    def forget_environments(self) -> None:
+        """Drops what `validate` resolved, when what it was resolved from changes."""
+        self._training_env_creator = self._evaluation_env_creator = None
+
+    def get_evaluation_config_object(self) -> Self | None:
+        """The configuration of an evaluation: this one with `evaluation_config`; None if this is one already."""
+        evaluation = super().get_evaluation_config_object()
+        if evaluation is not None and self.env is not None:
+            evaluation._evaluation_env_creator = self._evaluation_env_creator
+            complete_evaluation_config(evaluation, self)
+        return evaluation
+
+    def records_routes(self) -> bool:
+        """Whether rollout actors record the experts: on request, or for a replay of them."""
+        return self.record_routes or make_router_replay(self.router_replay).uses_rollout_routes
+
+    def mismatch_injected(self) -> MismatchInjection:
+        """What is done to the sampler on purpose."""
+        return MismatchInjection(
+            weight_noise=self.injected_weight_noise,
+            rounding_bits=self.injected_rounding_bits,
+            lag=self.injected_lag,
+        )
+
+    def vllm_engine_args(self) -> dict[str, Any]:
+        """Arguments of the engine, the dtype included."""
+        return {"dtype": self.trainer_dtype, **self.vllm_args}
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """The trainer's module: the language model."""
+        from rlhf_algos.learner.module import LanguageModelModule
+
+        return RLModuleSpec(
+            module_class=LanguageModelModule,
+            model_config={
+                "path": self.model_path(),
+                "dtype": self.trainer_dtype,
+                "gradient_checkpointing": self.gradient_checkpointing,
+                "trust_remote_code": self.trust_remote_code,
+                "temperature": self.temperature,
+                "handles_routes": self.records_routes() or make_router_replay(self.router_replay).replays,
+            },
+        )
