@@ -56,6 +56,7 @@ def train(folder: Path, threads: int) -> dict[str, Any]:
 
     from rlhf_algos.algorithms.grpo import GRPOConfig
     from rlhf_algos.envs import PromptEnv
+    from rlhf_algos.local_ray import start_ray
 
     class ShortWords(PromptEnv):
         """One over the mean length of the words."""
