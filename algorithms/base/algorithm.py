@@ -84,7 +84,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
             with learners_starting(config, self._require_env_runners):
                 super().setup(config)
         except (IndexError, RayError):
-            # RLlib's, where the first rollout actor is dead: it does not say so.
+            # RLlib's, where an actor is dead: it does not say which.
             self._require_env_runners()
             raise
         self._require_env_runners()

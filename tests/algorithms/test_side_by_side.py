@@ -218,9 +218,10 @@ def test_a_failure_after_the_learners_came_ends_everything(ray_session, monkeypa
     monkeypatch.setattr(Algorithm, "setup", setup)
     monkeypatch.setattr(GRPO, "_require_env_runners", nothing_of)
     monkeypatch.setattr(GRPO, "_publish", lambda self, version: raise_while_holding())
+    monkeypatch.setattr(GRPOConfig, "build_learner_group", lambda self, rl_module_spec: learners)
     algorithm = object.__new__(GRPO)
     with pytest.raises(type(failure)) as raised:
-        algorithm.setup(config_with(lambda **_: learners))
+        algorithm.setup(GRPOConfig().environment("rlhf_algos/Addition-v0"))
     assert raised.value is failure
     assert [group.actors for group in groups] == [[], []]
     assert learners.times_ended == 1
