@@ -56,6 +56,7 @@ def train(folder: Path, threads: int) -> dict[str, Any]:
 
     from rlhf_algos.algorithms.grpo import GRPOConfig
     from rlhf_algos.envs import PromptEnv
+    from rlhf_algos.local_ray import start_ray
 
     class ShortWords(PromptEnv):
         """One over the mean length of the words."""
@@ -83,13 +84,7 @@ def train(folder: Path, threads: int) -> dict[str, Any]:
     )
     rows: list[dict[str, Any]] = []
     # Sampler and learner take turns on the same cores; Ray counts them twice.
-    ray.init(
-        num_cpus=2 * threads + 1,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        _node_ip_address="127.0.0.1",
-    )
+    start_ray(num_cpus=2 * threads + 1, log_to_driver=False, logging_level="error")
     algorithm = config.build_algo()
     try:
         for _ in range(ITERATIONS):

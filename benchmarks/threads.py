@@ -23,6 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.local_ray import start_ray
 from rlhf_algos.models import resolve_model
 
 PHASES = ("sample", "learner_update", "weight_sync")
@@ -104,9 +105,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=7, help="of each variant and model, at least 5")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    ray.init(
-        num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error", _node_ip_address="127.0.0.1"
-    )
+    start_ray(num_cpus=4, log_to_driver=False, logging_level="error")
     load_before = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
         models = {"bundled": "rlhf_algos/tiny-moe", "llama-29M": str(random_llama(Path(folder) / "llama"))}

@@ -10,9 +10,11 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -71,16 +73,18 @@ class FoundFolder:
 
 
 def found_folders(parent: Path) -> list[FoundFolder]:
-    """Every such folder in `parent`; nothing is changed."""
+    """Every such folder in `parent`; nothing is changed. Links and files that have such a name are none."""
     found = []
-    for path in sorted(parent.glob(f"{PREFIX}*")):
-        owner: Literal["living", "gone", "unknown", "another user"] = "another user"
+    for path, status in _folders(parent):
+        if status.st_uid != os.getuid():
+            found.append(FoundFolder(path, 0, "another user"))
+            continue
         try:
-            if path.stat().st_uid == os.getuid():
-                lock = _open_owner(path)
-                owner = "unknown" if lock is None else "gone" if _is_free(lock) else "living"
-                if lock is not None:
-                    os.close(lock)
+            lock = _open_owner(path)
+            owner: Literal["living", "gone", "unknown"] = "unknown"
+            if lock is not None:
+                owner = "gone" if _is_free(lock) else "living"
+                os.close(lock)
             found.append(FoundFolder(path, _size(path), owner))
         except FileNotFoundError:
             # Removed just now, by its owner or another start.
@@ -91,14 +95,14 @@ def found_folders(parent: Path) -> list[FoundFolder]:
 def remove_abandoned(parent: Path) -> list[Path]:
     """Removes this user's folders whose owner is gone, and says so in the log; returns them.
 
-    One that names no owner is left alone and named: it may be a living process's of an older version.
+    One that names no owner is left alone and named: it may be a living process's of an older version. So is one that
+    can't be removed. Links and files that have such a name are passed over.
     """
     removed = []
-    for path in sorted(parent.glob(f"{PREFIX}*")):
+    for path, status in _folders(parent):
+        if status.st_uid != os.getuid():
+            continue
         try:
-            status = path.stat()
-            if status.st_uid != os.getuid():
-                continue
             lock = _open_owner(path)
             size = _size(path)
         except FileNotFoundError:
@@ -112,9 +116,11 @@ def remove_abandoned(parent: Path) -> list[Path]:
         try:
             if _is_free(lock):
                 # Held until the folder is gone, so that two starts do not remove it at once.
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path)
                 removed.append(path)
                 logger.warning("Removed %s (%s), which a process that was killed has left.", path, shown_size(size))
+        except OSError as error:
+            logger.warning("%s (%s) could not be removed: %s", path, shown_size(size), error)
         finally:
             os.close(lock)
     return removed
@@ -125,13 +131,34 @@ def shown_size(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
+def _folders(parent: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """What has the name of such a folder and is one; anybody may put a link there, which could lead anywhere."""
+    for path in sorted(parent.glob(f"{PREFIX}*")):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            yield path, status
+
+
 def _open_owner(path: Path) -> int | None:
-    """The owner's lock file, opened; None if the folder has none."""
+    """The owner's lock file, opened; None if the folder has none that is a file and can be opened.
+
+    Raises:
+        FileNotFoundError: if the folder is gone.
+    """
+    file = path / OWNER_FILE
     try:
-        return os.open(path / OWNER_FILE, os.O_RDWR | os.O_CLOEXEC)
+        if not stat.S_ISREG(file.lstat().st_mode):
+            return None
+        return os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         if not path.exists():
             raise
+        return None
+    except OSError as error:
+        logger.warning("%s could not be opened: %s", file, error)
         return None
 
 
@@ -148,8 +175,9 @@ def _size(path: Path) -> int:
     size = 0
     for file in path.rglob("*"):
         try:
-            size += file.lstat().st_size if file.is_file() else 0
+            status = file.lstat()
         except FileNotFoundError:
             # An older version, removed just now.
             continue
+        size += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return size

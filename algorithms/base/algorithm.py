@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import ray
 from ray import tune
+from ray.exceptions import RayError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -39,7 +40,7 @@ from rlhf_algos.algorithms.base.metrics import (
     trained_counts,
 )
 from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
+from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners, require_env_runners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import bundles_of_trial, check_resources, thread_summary
 from rlhf_algos.algorithms.base.rllib_options import UnknownOptionError, require_fired_callbacks
@@ -48,7 +49,7 @@ from rlhf_algos.algorithms.base.rollouts import Actors, Rollouts, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder, folder_of_try
 from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.base.shown_responses import load_tokenizer, shown_responses
-from rlhf_algos.algorithms.base.side_by_side import learners_starting
+from rlhf_algos.algorithms.base.side_by_side import forget_locals, learners_starting
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.weight_sync import SharedWeights
@@ -77,19 +78,43 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         self._evaluated_version: int | None = None
         try:
             self._started_with(config)
-            with learners_starting(config, self._require_env_runners):
-                super().setup(config)
-            self._require_env_runners()
+            self._start_processes(config)
             self._publish(0)
-        except BaseException:
+        except BaseException as error:
+            self._end_processes()
+            forget_locals(error)
             self.abandon()
             raise
 
+    def _start_processes(self, config: LanguageModelAlgorithmConfig) -> None:
+        try:
+            with learners_starting(config, self._require_env_runners):
+                super().setup(config)
+        except (IndexError, RayError):
+            # RLlib's, where an actor is dead: it does not say which.
+            self._require_env_runners()
+            raise
+        self._require_env_runners()
+
     def _require_env_runners(self) -> None:
         """Waits for the actors to be built, those for evaluation too, and raises what kept one from it."""
+        if self.env_runner_group is not None:
+            require_env_runners(self.env_runner_group)
+        if self.eval_env_runner_group is not None:
+            require_env_runners(self.eval_env_runner_group, what="evaluation actor")
+
+    def _end_processes(self) -> None:
+        """After a failure: ends actors and learners, which would otherwise live as long as this object."""
         for group in (self.env_runner_group, self.eval_env_runner_group):
             if group is not None:
-                on_env_runners(group, lambda runner: None)
+                # At once: `stop` would wait for those that are still being built.
+                group.reset([])
+        learners = getattr(self, "learner_group", None)
+        if learners is not None:
+            try:
+                learners.shutdown()
+            except Exception:
+                logger.exception("The learners could not be ended.")
 
     def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
         """Counters and configuration of a run at its start."""

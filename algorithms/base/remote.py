@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ray import cloudpickle
+from ray.exceptions import RayError, RayTaskError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
@@ -63,6 +64,7 @@ def on_env_runners(
     *,
     actors: list[int] | None = None,
     kwargs_by_actor: Mapping[int, Mapping[str, Any]] | None = None,
+    healthy_only: bool = True,
 ) -> dict[int, Result]:
     """Calls `function(runner, **kwargs)` on rollout actors at once.
 
@@ -74,6 +76,7 @@ def on_env_runners(
         function: called with the actor, and its own keyword arguments.
         actors: ids; all healthy ones by default.
         kwargs_by_actor: keyword arguments of each actor.
+        healthy_only: False calls `actors` even if an earlier call was lost; those that answer count as healthy again.
 
     Returns:
         Results by actor id.
@@ -94,6 +97,8 @@ def on_env_runners(
         [call] * len(ids),
         kwargs=[{"actor": actor, "arguments": arguments.get(actor, {})} for actor in ids],
         remote_worker_ids=ids,
+        healthy_only=healthy_only,
+        mark_healthy=not healthy_only,
         local_env_runner=False,
         timeout_seconds=None,
     )
@@ -102,3 +107,40 @@ def on_env_runners(
             error.add_note(f"raised in rollout actor {actor}")
             raise error
     return {actor: result for actor, result, _ in outcomes}
+
+
+def require_env_runners(group: EnvRunnerGroup, *, what: str = "rollout actor") -> None:
+    """Waits until every actor of a group is built, and raises what kept one from it.
+
+    A call waits while Ray starts an actor's process again, which it does until the actor is built, gives an error
+    (`counted_start`) or has no restarts left. What was lost in between is asked for once more.
+
+    Args:
+        group: the actors.
+        what: they are, in messages.
+
+    Raises:
+        Exception: an actor's own.
+        RuntimeError: names the actors whose processes ended for good.
+    """
+    missing = list(range(1, group.num_remote_env_runners() + 1))
+    for _ in range(2):
+        built = _built(group, missing)
+        missing = [actor for actor in missing if actor not in built]
+    if missing:
+        raise RuntimeError(
+            f"The process of {what} {', '.join(map(str, missing))} ended while it was being built, and Ray does not "
+            "start it again (fault_tolerance(restart_failed_env_runners=..., max_num_env_runner_restarts=...)). A "
+            "crash in native code, an environment that calls os._exit, or more memory than there is ends a process "
+            "without an error that could be caught; its last output is in Ray's logs (/tmp/ray/session_latest/logs)."
+        )
+
+
+def _built(group: EnvRunnerGroup, actors: list[int]) -> set[int]:
+    try:
+        return set(on_env_runners(group, lambda runner: None, actors=actors, healthy_only=False))
+    except RayError as error:
+        # Where actors are not restarted RLlib raises, and does not say for which one.
+        if isinstance(error, RayTaskError):
+            raise
+        return set() if len(actors) == 1 else {actor for actor in actors if _built(group, [actor])}

@@ -8,7 +8,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-from rlhf_algos.algorithms.base.remote import on_env_runners
+from rlhf_algos.algorithms.base.remote import on_env_runners, require_env_runners
 from rlhf_algos.algorithms.base.resources import start_ray_if_needed
 from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder
@@ -44,6 +44,7 @@ def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Itera
 
     actors = Actors(group, ready, config.env_runner_restore_timeout_s)
     try:
+        require_env_runners(group)
         for iteration in range(iterations):
             # Ray may have restarted an actor that nobody called meanwhile.
             ready()

@@ -20,6 +20,7 @@ from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.envs import EnvCreator, Prompt, PromptSpace, UnicodeText, finite_reward
 from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
+from rlhf_algos.rollout.counted_start import counted_start
 from rlhf_algos.rollout.groups import require_same_prompts, split_facts, task_of
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
@@ -56,11 +57,11 @@ class VLLMEnvRunner(EnvRunner):
         super().__init__(config=config, **kwargs)
         # RLlib takes an error in here for a failure of the machine, restarts the actor and hides the error. Kept, it
         # reaches the driver with the first call.
-        self._broken: Exception | None = None
+        self._broken: Exception | SystemExit | None = None
         try:
-            with garbage_collection_paused():
+            with garbage_collection_paused(), counted_start(kwargs.get("log_dir")):
                 self._construct(config)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._broken = error
 
     def _construct(self, config: Any) -> None:

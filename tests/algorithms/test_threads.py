@@ -1,5 +1,10 @@
 """Who has how many threads, and what Ray counts: by default each phase has all cores, and every machine suffices."""
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 import torch
 from ray import tune
@@ -114,3 +119,16 @@ def test_a_rollout_actor_has_its_threads_before_the_engine_starts(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert found == [3, 2]
+
+
+@pytest.mark.parametrize("given", [None, "active"])
+def test_threads_that_wait_leave_their_core_to_others(given):
+    """Asked of the OpenMP library itself, which reads the environment once, when torch is loaded."""
+    environment = os.environ | {"OMP_DISPLAY_ENV": "true", "OMP_WAIT_POLICY": given or ""}
+    if given is None:
+        del environment["OMP_WAIT_POLICY"]
+    for module in ("rlhf_algos.rollout.vllm_env_runner", "rlhf_algos.learner.deepspeed_learner"):
+        command = [sys.executable, "-c", f"import {module}"]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        policies = re.findall(r"OMP_WAIT_POLICY *= *'(\w+)'", run.stderr)
+        assert policies and {policy.lower() for policy in policies} == {given or "passive"}

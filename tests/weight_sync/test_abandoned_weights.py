@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_algos.doctor import check_shared_memory
-from rlhf_algos.owned_folders import OWNER_FILE, found_folders, remove_abandoned
+from rlhf_algos.owned_folders import OWNER_FILE, FoundFolder, found_folders, remove_abandoned
 from rlhf_algos.weight_sync import SharedWeights
 
 # What `SharedWeights` does, without the seconds that torch takes to be imported.
@@ -135,6 +135,53 @@ def test_another_users_folder_is_left_alone(tmp_path, monkeypatch):
     assert remove_abandoned(tmp_path) == []
     assert [folder.owner for folder in found_folders(tmp_path)] == ["another user"]
     assert other.is_dir()
+
+
+def test_links_and_files_of_such_a_name_stop_no_start(tmp_path, caplog):
+    """In a folder where anybody may write, nothing that a link leads to is touched, walked or called removed."""
+    parent, home = tmp_path / "shm", tmp_path / "home"
+    parent.mkdir()
+    for name in ("gone", "walked"):
+        (home / name).mkdir(parents=True)
+    (home / "gone" / OWNER_FILE).touch()
+    (home / "walked" / "large").write_bytes(b"w" * 2**20)
+    (parent / "rlhf_algos-loop").symlink_to(parent / "rlhf_algos-loop")
+    (parent / "rlhf_algos-home").symlink_to(home / "walked")
+    (parent / "rlhf_algos-gone").symlink_to(home / "gone")
+    (parent / "rlhf_algos-nowhere").symlink_to(home / "nowhere")
+    (parent / "rlhf_algos-file").write_text("mine")
+    inside = parent / "rlhf_algos-inside"
+    inside.mkdir()
+    (inside / OWNER_FILE).symlink_to(home / "gone" / OWNER_FILE)
+    (inside / "home").symlink_to(home)
+    before = set(tmp_path.rglob("*"))
+    for path in (inside, home / "walked"):
+        os.utime(path, (0, 0))
+
+    with caplog.at_level(logging.WARNING):
+        assert remove_abandoned(parent) == []
+        SharedWeights(parent).close()
+
+    assert set(tmp_path.rglob("*")) == before
+    assert "Removed" not in caplog.text
+    assert {record.args[0] for record in caplog.records} == {inside}
+    assert found_folders(parent) == [FoundFolder(inside, 0, "unknown")]
+    assert len([str(finding) for finding in check_shared_memory(parent)]) == 2
+
+
+def test_what_could_not_be_removed_is_not_called_removed(tmp_path, caplog, monkeypatch):
+    folder = tmp_path / "rlhf_algos-stuck"
+    folder.mkdir()
+    (folder / OWNER_FILE).touch()
+
+    def fails(path, ignore_errors=False):
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("rlhf_algos.owned_folders.shutil.rmtree", fails)
+    with caplog.at_level(logging.WARNING):
+        assert remove_abandoned(tmp_path) == []
+    assert "Removed" not in caplog.text and f"{folder} (0.0 MiB) could not be removed" in caplog.text
 
 
 def test_doctor_names_what_is_left(tmp_path):
