@@ -40,7 +40,7 @@ from rlhf_algos.algorithms.base.metrics import (
     trained_counts,
 )
 from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners, require_env_runners
+from rlhf_algos.algorithms.base.remote import on_learners, require_env_runners
 from rlhf_algos.algorithms.base.reset import ResettableAlgorithm
 from rlhf_algos.algorithms.base.resources import bundles_of_trial, check_resources, thread_summary
 from rlhf_algos.algorithms.base.rllib_options import UnknownOptionError, require_fired_callbacks

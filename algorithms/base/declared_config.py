@@ -74,6 +74,9 @@ class DeclaredConfig(AlgorithmConfig):
         self._training_env_creator: EnvCreator | None = None
         self._evaluation_env_creator: EnvCreator | None = None
         self.create_local_env_runner = False
+        # Nothing waits for the actors until all, those for evaluation as well, and the learners are starting;
+        # `require_env_runners` then asks them, and says which one did not come up.
+        self.validate_env_runners_after_construction = False
         self._dont_auto_sync_env_runner_states = True
         self.enable_rl_module_and_learner = True
         self.enable_env_runner_and_connector_v2 = True
