@@ -186,7 +186,7 @@ def publish(learner: Any, runner: Any, version: int) -> None:
     if shapes != runner.checkpoint_layout:
         differing = sorted(set(shapes.items()) ^ set(runner.checkpoint_layout.items()))
         raise ValueError(f"The learner's tensors are not those of the checkpoint: {differing[:6]}")
-    runner.load_weights(tensors.items(), version, injection=NO_INJECTION)
+    runner.load_weights(tensors.items(), version, injection=NO_INJECTION, seed=0)
 
 
 def sample(runner: Any, version: int, config: Any) -> Any:
