@@ -34,9 +34,10 @@ def cpu_share_of_learner(config: LanguageModelAlgorithmConfig) -> float:
 
 
 def _share(of_all: float, processes: object) -> float:
-    # A search of Tune's may still stand in place of the number. Ray counts ten-thousandths.
+    # A search of Tune's may still stand in place of the number. Ray counts ten-thousandths. More processes than cores
+    # count as more, so that a hundred of them by mistake are refused and not started.
     count = processes if isinstance(processes, int) else 1
-    return int(10_000 * of_all / max(1, count)) / 10_000
+    return int(10_000 * of_all / max(1, min(count, usable_cores()))) / 10_000
 
 
 def threads_per_env_runner(config: LanguageModelAlgorithmConfig) -> int:

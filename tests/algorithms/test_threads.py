@@ -54,9 +54,11 @@ def test_evaluation_actors_share_the_cores_among_themselves(eight_cores):
 
 
 @pytest.mark.parametrize(
-    ("actors", "learners", "evaluation_actors"), [(1, 1, 0), (2, 1, 0), (3, 7, 2), (50, 2, 0), (7, 0, 3)]
+    ("actors", "learners", "evaluation_actors"), [(1, 1, 0), (2, 1, 0), (3, 7, 2), (8, 2, 0), (7, 0, 3)]
 )
-def test_by_default_one_cpu_is_enough_for_all_processes(monkeypatch, actors, learners, evaluation_actors):
+def test_by_default_one_cpu_is_enough_for_as_many_processes_as_cores(
+    monkeypatch, eight_cores, actors, learners, evaluation_actors
+):
     # Where Ray runs, the first bundle is enlarged for Tune.
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     config = base().env_runners(num_env_runners=actors).learners(num_learners=learners)
@@ -65,6 +67,12 @@ def test_by_default_one_cpu_is_enough_for_all_processes(monkeypatch, actors, lea
     assert len(bundles) == 1 + actors + learners + evaluation_actors
     assert all(bundle["CPU"] > 0 for bundle in bundles)
     assert sum(bundle["CPU"] for bundle in bundles) <= 1.0 + 1e-6
+
+
+def test_many_more_processes_than_cores_count_as_more(eight_cores):
+    """A hundred by mistake are refused at once, and not started."""
+    assert base().learners(num_learners=100).num_cpus_per_learner == pytest.approx(0.05)
+    assert base().env_runners(num_env_runners=16).num_cpus_per_env_runner == pytest.approx(0.0625)
 
 
 def test_a_share_is_no_number_that_was_given():

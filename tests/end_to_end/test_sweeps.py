@@ -161,7 +161,7 @@ def containers_in(value) -> Iterator[object]:
 
 def test_a_trial_that_can_never_run_is_an_error_and_no_wait(ray_session, tmp_path):
     started = time.monotonic()
-    with pytest.raises(ValueError, match=r"need 40[.0-9]* CPU \(available 8\)"):
+    with pytest.raises(ValueError, match=r"need [.0-9]+ CPU \(available 8\)"):
         tune.Tuner(
             GRPO,
             param_space=small_config().environment("rlhf_algos/Addition-v0").learners(num_learners=100),
