@@ -242,3 +242,23 @@ def test_deepspeed_settings_follow_the_options_and_the_users_own():
         deepspeed_settings(**plain, overrides={"zero_optimisation": {}})
     with pytest.raises(ValueError, match="contradicts"):
         deepspeed_settings(**plain, overrides={"zero_optimization": {"stage": 1}})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda c: c.training(grop_size=8),
+            r"GRPOConfig.training\(\) has no argument 'grop_size'. Did you mean 'group_size'",
+        ),
+        (lambda c: c.training(kl_coeff=0.1), r"'kl_coeff'. Did you mean 'kl_coefficient'"),
+        (lambda c: c.training(gama=0.5), r"'gama'. Did you mean 'gamma'"),
+        (
+            lambda c: c.sampling(temprature=1.0),
+            r"sampling\(\) has no argument 'temprature'. Did you mean 'temperature'",
+        ),
+    ],
+)
+def test_a_misspelt_argument_says_the_nearest(change, message):
+    with pytest.raises(TypeError, match=message):
+        change(base())

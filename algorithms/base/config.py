@@ -87,6 +87,7 @@ class LanguageModelAlgorithmConfig(DerivedSettings):
             unsupported: none; a known option of vLLM that would break the record is refused with the reason.
         """
         refuse_sampling_options(unsupported)
+        self.refuse_unknown_arguments("sampling", unsupported)
         return self._set(
             temperature=temperature,
             top_p=top_p,
@@ -220,6 +221,7 @@ class LanguageModelAlgorithmConfig(DerivedSettings):
             kwargs: RLlib's own: `lr` (a number or a schedule over sampled responses), `grad_clip`, `num_epochs`,
                 `minibatch_size` (responses per optimizer step; None takes one step on all), ...
         """
+        self.refuse_unknown_arguments("training", kwargs)
         super().training(**kwargs)
         return self._set(
             prompts_per_iteration=prompts_per_iteration,

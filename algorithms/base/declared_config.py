@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -86,6 +88,23 @@ class DeclaredConfig(AlgorithmConfig):
         """The declared options of this class by attribute, with those of its base classes."""
         bases = reversed(cls.__mro__)
         return by_name(option for base in bases for option in vars(base).get("OPTIONS", ()))
+
+    def refuse_unknown_arguments(self, section: str, arguments: Iterable[str]) -> None:
+        """Raises TypeError, as Python would, for an argument that a section does not have; says the nearest.
+
+        Args:
+            section: a method that RLlib may have, too.
+            arguments: that no signature of ours has.
+        """
+        of_rllib = getattr(AlgorithmConfig, section, None)
+        known = set() if of_rllib is None else set(inspect.signature(of_rllib).parameters) - {"self"}
+        ours = {option.keyword for option in self.declared_options().values() if option.section == section}
+        for name in arguments:
+            if name in known:
+                continue
+            close = difflib.get_close_matches(name, known | ours, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{type(self).__name__}.{section}() has no argument {name!r}.{hint}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy on its own, but for the data in `env_config`: dicts in it are copied, what they hold is shared.

@@ -79,7 +79,7 @@ _BIASING_SAMPLING_OPTIONS = {
 
 
 def refuse_sampling_options(options: Mapping[str, Any]) -> None:
-    """Raises for every option that `sampling(...)` does not have; says why, where vLLM has one of that name.
+    """Raises for every option of vLLM's sampling that would break the record; says why.
 
     MATH 7: log q must be the log-probability of the distribution that was sampled from, and the trainer must be able to
     form the same one.
@@ -90,7 +90,6 @@ def refuse_sampling_options(options: Mapping[str, Any]) -> None:
                 f"sampling({name}={value!r}) is refused: {_BIASING_SAMPLING_OPTIONS[name]}. Every ratio p/q and every "
                 "score centering would be taken against a distribution that was not sampled from."
             )
-        raise TypeError(f"sampling() got an unexpected keyword argument {name!r}")
 
 
 def check_engine_arguments(names: Iterable[str]) -> None:

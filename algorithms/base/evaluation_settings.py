@@ -32,6 +32,7 @@ EVALUATION_KEYS = {
 _INSTEAD = {
     "explore": "every evaluation answers both by sampling and greedily; sampling(greedy_evaluation=False) leaves the "
     "greedy answers out, and temperature, top_p, top_k change the sampled ones",
+    "greedy": "use sampling(greedy_evaluation=...)",
     "greedy_evaluation": "use sampling(greedy_evaluation=...)",
     "num_env_runners": "use evaluation(evaluation_num_env_runners=...)",
     "duration": "use evaluation(evaluation_duration=...)",

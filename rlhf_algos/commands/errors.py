@@ -24,7 +24,10 @@ def message_of(error: BaseException) -> str:
     """The kind and text of an error, and what its notes add."""
     error = cause_of(error)
     text = str(error).strip()
-    if "Traceback (most recent call last)" in text or "ray::" in text:
+    if type(error).__name__ == "OutOfMemoryError":
+        # The rest is statistics and general advice.
+        text = f"OutOfMemoryError: {text.splitlines()[0]} Something else may fill the memory; see what uses it."
+    elif "Traceback (most recent call last)" in text or "ray::" in text:
         # The original could not be sent between processes; its own line ends the traceback.
         text = text.splitlines()[-1]
     else:
