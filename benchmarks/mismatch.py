@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
     cells = [
         {"condition": condition, "corrector": corrector, "score_centering": centering, "seed": seed}
         for seed, condition, corrector, centering in itertools.product(
-            arguments.seeds, arguments.conditions, CORRECTORS, (False, True)
+            arguments.seeds, arguments.conditions, CORRECTORS, [value == "on" for value in arguments.centering]
         )
     ]
     missing = [cell for cell in cells if cell not in done]
@@ -194,6 +194,7 @@ def main() -> int:
     running.add_argument("file", type=Path)
     running.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     running.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
+    running.add_argument("--centering", nargs="+", choices=("off", "on"), default=["off", "on"])
     running.add_argument("--iterations", type=int, default=60)
     running.add_argument("--prompts", type=int, default=32)
     running.add_argument("--problems", type=int, default=400)
