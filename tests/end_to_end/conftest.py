@@ -66,7 +66,8 @@ class Loop:
         self.shared.close()
 
 
-@pytest.fixture(scope="session")
+# Of the package: engines that nobody asks for any more would fill the memory that later tests need.
+@pytest.fixture(scope="package")
 def actors_for(ray_session, peaked_models):
     """A function that gives rollout actors: an engine is started once per (model, dtype), and configured each time."""
     from ray.rllib.env.env_runner_group import EnvRunnerGroup
@@ -79,8 +80,8 @@ def actors_for(ray_session, peaked_models):
         if key in started:
             on_env_runners(started[key], lambda runner: runner.configure(config))
             return started[key]
-        # An engine takes about two gigabytes: at most four at a time.
-        while len(started) > 3:
+        # An engine takes about two gigabytes: at most three at a time.
+        while len(started) > 2:
             started.pop(next(iter(started))).stop()
         started[key] = EnvRunnerGroup(config=config, local_env_runner=False)
         return started[key]
