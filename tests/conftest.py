@@ -36,7 +36,8 @@ GROUP_OF_FILE = {
     "test_tiny_moe.py": "tiny model",
     "test_published_weights.py": "published weights",
 }
-LONGEST_FIRST = ("end_to_end", "learner", "docs", "examples", "rollout", "commands", "packaging")
+# Tests of `algorithms` have learners in this process, which those of `rollout` leave without vLLM's process group.
+LONGEST_FIRST = ("end_to_end", "learner", "docs", "examples", "algorithms", "rollout", "commands", "packaging")
 
 
 def pytest_collection_modifyitems(items):

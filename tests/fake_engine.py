@@ -78,7 +78,7 @@ class FakeGroup:
         self.healthy = set(self.runners)
         return back
 
-    def foreach_env_runner(self, functions, *, kwargs, remote_worker_ids, local_env_runner, timeout_seconds):
+    def foreach_env_runner(self, functions, *, kwargs, remote_worker_ids, **options):
         outcomes = []
         for function, arguments, actor in zip(functions, kwargs, remote_worker_ids, strict=True):
             try:

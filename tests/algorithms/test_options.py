@@ -277,7 +277,8 @@ def test_an_algorithm_is_set_up_with_options_of_a_subclass(monkeypatch):
     algorithm = GRPO(config=config)
     algorithm.abandon()
     assert [type(config) for config in found] == [Scaled] and found[0].my_scale == 0.25
-    assert [len(bundles) for bundles in counted] == [4]
+    # Once more where Ray runs and knows its machines.
+    assert {len(bundles) for bundles in counted} == {4}
     assert len(GRPO.default_resource_request(config).bundles) == 4
     config.my_scale = -1
     with pytest.raises(ValueError, match=r"^training\(my_scale=-1\) must be"):

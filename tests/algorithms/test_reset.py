@@ -123,6 +123,7 @@ def test_callbacks_hear_of_the_new_beginning_when_it_is_complete(running, monkey
     monkeypatch.setattr(GRPO, "_publish", lambda self, version: setattr(self, "published", version))
     monkeypatch.setattr(reset, "on_learners", lambda group, function: None)
     running.env_runner_group = running.eval_env_runner_group = running.learner_group = None
+    running._configuration = 0
     for _ in range(2):
         running.published = None
         assert running.reset_config(base().callbacks(Listening, on_algorithm_init=function))
