@@ -46,6 +46,13 @@ def router_layout(config: Any) -> RouterLayout:
     return RouterLayout(routers.decoder_layers, model_config.num_hidden_layers, routers.num_experts)
 
 
+def tokenizer_of(config: Any) -> PromptTokenizer:
+    """The model's tokenizer, with the configured ids that end a response."""
+    return PromptTokenizer(
+        config.model_path(), trust_remote_code=config.trust_remote_code, stop_token_ids=config.stop_token_ids
+    )
+
+
 class VLLMEnvRunner(EnvRunner):
     """Samples groups of responses with vLLM and scores them with the configured environment.
 
@@ -97,14 +104,9 @@ class VLLMEnvRunner(EnvRunner):
         self._configs: dict[str, Any] = {TRAINING: config, EVALUATION: evaluation}
         self.stop()
         self.make_env()
-        self._tokenizers = {
-            kind: PromptTokenizer(
-                of_kind.model_path(),
-                trust_remote_code=of_kind.trust_remote_code,
-                stop_token_ids=of_kind.stop_token_ids,
-            )
-            for kind, of_kind in self._configs.items()
-        }
+        training = tokenizer_of(config)
+        same = tuple(evaluation.stop_token_ids) == tuple(config.stop_token_ids)
+        self._tokenizers = {TRAINING: training, EVALUATION: training if same else tokenizer_of(evaluation)}
 
     # ---- what RLlib asks of an EnvRunner ----------------------------------------------------------------------
 
