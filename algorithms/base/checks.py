@@ -23,6 +23,7 @@ from rlhf_algos.algorithms.base.saved_batches import require_batch_files
 from rlhf_algos.corrections import check_corrector, make_corrector
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.routing_replay import make_router_replay, moe_layers
+from rlhf_algos.weight_sync import channel_maker
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
@@ -92,6 +93,7 @@ def _check_rollouts(config: LanguageModelAlgorithmConfig) -> None:
     if not config.in_evaluation:
         sampling.for_training()
     check_engine_arguments(config.vllm_args)
+    channel_maker(config.weight_channel)
     config.mismatch_injected()
     if config.env is None:
         raise ValueError("No environment: call environment('rlhf_algos/Addition-v0') or give a PromptEnv class.")

@@ -22,7 +22,7 @@ from rlhf_algos.algorithms.base.paths import (
     in_each_choice,
 )
 from rlhf_algos.algorithms.base.resources import start_ray_if_needed
-from rlhf_algos.algorithms.base.saved_batches import DECIDING_SETTINGS, SavedBatches
+from rlhf_algos.algorithms.base.saved_source import DECIDING_SETTINGS, SavedBatches
 from rlhf_algos.algorithms.base.side_by_side import started_learners
 from rlhf_algos.envs import PromptSpace, UnicodeText
 
@@ -106,7 +106,7 @@ class LanguageModelAlgorithmConfig(DerivedSettings):
         rounding_bits: int | None = NotProvided,
         lag: int = NotProvided,
     ) -> Self:
-        """Makes the sampler worse on purpose, for experiments; see `rlhf_algos.rollout.mismatch_injection`.
+        """Makes the sampler worse on purpose, for experiments; see `rlhf_algos.weight_sync.mismatch_injection`.
 
         Evaluations then report the trainer's policy as always, and the sampler's as `sampler_episode_return_mean` and
         `sampler_greedy_return_mean`.
@@ -123,18 +123,22 @@ class LanguageModelAlgorithmConfig(DerivedSettings):
             injected_lag=lag,
         )
 
-    def env_runners(self, *, num_threads_per_env_runner: int | None = NotProvided, **kwargs: Any) -> Self:
+    def env_runners(
+        self, *, num_threads_per_env_runner: int | None = NotProvided, weight_channel: Any = NotProvided, **kwargs: Any
+    ) -> Self:
         """Sets the rollout actors.
 
         Args:
             num_threads_per_env_runner: threads of each actor while it samples. None takes `num_cpus_per_env_runner`
                 where that is given (at least 1), and otherwise an equal share of all cores of the machine: sampler and
                 learner take turns.
+            weight_channel: how they get the trainer's weights: "shared_memory" (learners and actors on one machine), a
+                `Channel` class, its dotted path, or {"type": one of these, option: value, ...}.
             kwargs: RLlib's own: `num_env_runners`, `num_gpus_per_env_runner`, `num_cpus_per_env_runner` (what Ray
                 counts; None for a share that fits every machine), ...
         """
         super().env_runners(**kwargs)
-        return self._set(num_threads_per_env_runner=num_threads_per_env_runner)
+        return self._set(num_threads_per_env_runner=num_threads_per_env_runner, weight_channel=weight_channel)
 
     def learners(self, *, num_threads_per_learner: int | None = NotProvided, **kwargs: Any) -> Self:
         """Sets the ZeRO ranks.

@@ -54,6 +54,7 @@ SHARED_OPTIONS = (
         of_process=True,
     ),
     Option("env_runners", "num_threads_per_env_runner", optional(whole(at_least=1)), None, of_process=True),
+    Option("env_runners", "weight_channel", anything(), "shared_memory", of_process=True),
     Option(
         "learners",
         "_num_cpus_per_learner",

@@ -43,6 +43,7 @@ class DeclaredConfig(AlgorithmConfig):
     _num_cpus_per_env_runner: float | None
     _num_cpus_per_learner: float | None
     num_threads_per_env_runner: int | None
+    weight_channel: Any
     num_threads_per_learner: int | None
     # vllm()
     vllm_args: dict[str, Any]

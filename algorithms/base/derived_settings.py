@@ -16,9 +16,9 @@ from rlhf_algos.algorithms.base.resources import (
 )
 from rlhf_algos.envs import EnvCreator, env_creator_for
 from rlhf_algos.models import resolve_model
-from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.sampling import SamplingSettings
 from rlhf_algos.routing_replay import make_router_replay
+from rlhf_algos.weight_sync.mismatch_injection import MismatchInjection
 
 
 class DerivedSettings(DeclaredConfig):
@@ -43,6 +43,16 @@ class DerivedSettings(DeclaredConfig):
     @num_cpus_per_learner.setter
     def num_cpus_per_learner(self, value: Any) -> None:
         self._num_cpus_per_learner = None if value == "auto" else value
+
+    def run_seed(self) -> int:
+        """The seed of a run.
+
+        Raises:
+            ValueError: if there is none yet.
+        """
+        if self.seed is None:
+            raise ValueError("debugging(seed=None): an algorithm draws a seed at its start.")
+        return int(self.seed)
 
     def threads_per_env_runner(self) -> int:
         """Threads of a rollout actor, asked in its own process."""

@@ -1,100 +1,28 @@
-"""Starting over with another configuration, on the actors that are already running."""
+"""Starting over with another configuration, on the actors that are already running.
+
+A vLLM engine and a learner process take longer to start than a small experiment takes. A run that leaves the engine and
+the number of processes as they are gets the running ones, with everything else made anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
-from rlhf_algos.algorithms.base.rllib_options import USED
+from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.algorithms.base.rllib_options import USED, UnknownOptionError
 from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.envs import PromptSpace, UnicodeText
 
-
-class ResettableAlgorithm(Algorithm):
-    """`reset_config`, which Tune calls with `TuneConfig(reuse_actors=True)` between two trials.
-
-    A vLLM engine and a learner process take longer to start than a small experiment takes. A trial that leaves the
-    engine and the number of processes as they are gets the running ones, with everything else made anew.
-    """
-
-    _reset_may_restart = False
-    _configuration: int
-
-    def reset(self, new_config: Mapping[str, Any], storage: Any = None) -> bool:
-        """Tune's call between two trials on one actor: `reset_config`, and new processes where that is not enough.
-
-        Tune gives a trial up as failed if its reset is refused; and whether the next trial can have this actor it
-        decides by the resources of both alone.
-        """
-        self._reset_may_restart = True
-        try:
-            return super().reset(new_config, storage)
-        finally:
-            self._reset_may_restart = False
-
-    def reset_config(self, new_config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> bool:
-        """Makes this algorithm what a new one with `new_config` would be.
-
-        Args:
-            new_config: a configuration object or its dict.
-
-        Returns:
-            False, and nothing is changed, if it needs other engines or processes. (In `reset` they are started.)
-
-        Raises:
-            ValueError: if it is not valid.
-        """
-        old = self._built_config
-        config = as_config(self.get_default_config(), new_config)
-        same_processes = processes_of(config) == processes_of(old)
-        if not (same_processes or self._reset_may_restart):
-            return False
-        self.metrics = MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup)
-        if not same_processes:
-            self.cleanup()
-            self.setup(config)
-            return True
-        self._started_with(config)
-        self.callbacks = [cls() for cls in force_list(config.callbacks_class)]
-        evaluation_config = cast(LanguageModelAlgorithmConfig, config.get_evaluation_config_object())
-        evaluation_config.validate()
-        evaluation_config.freeze()
-        self.evaluation_config = evaluation_config
-        if config.offline_data_class is not None and not config.is_online:
-            self.offline_data = config.offline_data_class(config)
-        self._configuration += 1
-        number = self._configuration
-        for group, of_group in (
-            (self.env_runner_group, config),
-            (self.eval_env_runner_group, evaluation_config),
-        ):
-            if group is not None:
-                on_env_runners(group, lambda runner, of_group=of_group: runner.configure(of_group, number))
-        spaces = {DEFAULT_MODULE_ID: (PromptSpace(), UnicodeText())}
-        spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=False)
-        on_learners(self.learner_group, lambda learner: learner.rebuild(config, spec))
-        self._publish(0)
-        make_callback(
-            "on_algorithm_init",
-            self.callbacks,
-            config.callbacks_on_algorithm_init,
-            kwargs={"algorithm": self, "metrics_logger": self.metrics},
-        )
-        return True
-
-    def _started_with(self, config: LanguageModelAlgorithmConfig) -> None:
-        raise NotImplementedError
-
-    def _publish(self, version: int) -> None:
-        raise NotImplementedError
+if TYPE_CHECKING:
+    from rlhf_algos.algorithms.base.algorithm import LanguageModelAlgorithm
 
 
 def as_config(
@@ -109,6 +37,42 @@ def as_config(
     config.validate()
     config.freeze()
     return config
+
+
+def given_config(
+    algorithm: type[Algorithm], given: LanguageModelAlgorithmConfig | Mapping[str, Any]
+) -> LanguageModelAlgorithmConfig:
+    """A configuration object as it is, of whichever class; of a dict, which Tune gives, what the algorithm makes of it.
+
+    Raises:
+        UnknownOptionError: if the dict has an option of another class.
+    """
+    if isinstance(given, LanguageModelAlgorithmConfig):
+        return given
+    default = algorithm.get_default_config()
+    try:
+        return cast(LanguageModelAlgorithmConfig, default.update_from_dict(dict(given)))
+    except UnknownOptionError as error:
+        raise UnknownOptionError(
+            f"{error} A dict, as Tune hands it to a trial, does not say which configuration class it is of: "
+            f"{algorithm.__name__}.get_default_config() returns a {type(default).__name__}. For options of a class of "
+            "your own give Tune a subclass of the algorithm whose get_default_config returns that class."
+        ) from None
+
+
+def evaluation_config_of(config: LanguageModelAlgorithmConfig) -> LanguageModelAlgorithmConfig:
+    """The validated, frozen configuration of a run's evaluations."""
+    evaluation = cast(LanguageModelAlgorithmConfig, config.get_evaluation_config_object())
+    evaluation.validate()
+    evaluation.freeze()
+    return evaluation
+
+
+def rebuild_learners(learners: LearnerGroup, config: LanguageModelAlgorithmConfig) -> None:
+    """Has every rank start over with a configuration, in its process and process group."""
+    spaces = {DEFAULT_MODULE_ID: (PromptSpace(), UnicodeText())}
+    spec = config.get_multi_rl_module_spec(spaces=spaces, inference_only=False)
+    on_learners(learners, lambda learner: learner.rebuild(config, spec))
 
 
 # What counts of an option where it is not its own value: what processes get of it, perhaps with others.
@@ -130,3 +94,32 @@ def processes_of(config: LanguageModelAlgorithmConfig) -> dict[str, Any]:
     names = [option.name for option in config.declared_options().values() if option.of_process]
     names += [name for name, used in USED.items() if used.of_process]
     return {name: _AS_USED[name](config) if name in _AS_USED else getattr(config, name) for name in names}
+
+
+def start_over(
+    algorithm: LanguageModelAlgorithm, config: LanguageModelAlgorithmConfig, *, same_processes: bool
+) -> None:
+    """Makes an algorithm what a new one would be.
+
+    Args:
+        algorithm: that runs.
+        config: of the new run, validated.
+        same_processes: whether its processes go on; else they are ended and others are started.
+    """
+    algorithm.metrics = MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup)
+    if not same_processes:
+        algorithm.cleanup()
+        algorithm.setup(config)
+        return
+    algorithm.begin(config)
+    algorithm.callbacks = [make() for make in force_list(config.callbacks_class)]
+    algorithm.evaluation_config = evaluation_config_of(config)
+    if config.offline_data_class is not None and not config.is_online:
+        algorithm.offline_data = config.offline_data_class(config)
+    algorithm.configuration += 1
+    algorithm.compose()
+    for crew in algorithm.parts.crews:
+        crew.configure()
+    rebuild_learners(algorithm.learner_group, config)
+    algorithm.parts.publication.publish(0)
+    algorithm.call_back("on_algorithm_init")

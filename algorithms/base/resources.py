@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ray
+from ray.tune import PlacementGroupFactory
 
 from rlhf_algos.local_ray import running_cluster, start_ray
 
@@ -104,6 +105,20 @@ def bundles_of_trial(
     needed = sum(bundle.get("CPU", 0.0) for bundle in bundles)
     first["CPU"] = round(first.get("CPU", 0.0) + max(0.0, machine / 2 + 0.1 - needed), 4)
     return [first, *others]
+
+
+def request_of_trial(request: PlacementGroupFactory, config: LanguageModelAlgorithmConfig) -> PlacementGroupFactory:
+    """What a trial asks of the Ray that runs; outside of a placement group it must be there.
+
+    Raises:
+        ValueError: says for each lacking resource how much is needed and how much exists.
+    """
+    if not ray.is_initialized():
+        return request
+    request = PlacementGroupFactory(bundles_of_trial(request.bundles, config), strategy=request.strategy)
+    if ray.util.get_current_placement_group() is None:
+        check_resources(request.bundles)
+    return request
 
 
 def check_resources(bundles: Sequence[Mapping[str, float]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlhf_algos.algorithms.base.remote import on_env_runners
+from rlhf_algos.algorithms.base.source import Rollouts
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.rollout.scoring_mark import read_mark
 
@@ -22,21 +23,6 @@ _PAUSE_S = 0.2
 
 #: What an actor's call returns: a batch, or None if it played nothing, and the ids whose prompt left no room.
 Played = tuple[RolloutBatch | None, list[int]]
-
-
-@dataclass(frozen=True)
-class Rollouts:
-    """What was sampled.
-
-    Attributes:
-        batch: all groups, in the order they were asked for.
-        prompts_too_long: groups that could not be played, because their prompt leaves no room for a response.
-        groups_sampled_again: groups whose actor died before it returned them.
-    """
-
-    batch: RolloutBatch
-    prompts_too_long: int
-    groups_sampled_again: int
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,15 @@
-"""Batches on disk: saving those of a run, and training on saved ones without any rollout actor."""
+"""Batches on disk: the folder that a run writes, and the files that a setting names."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from ray.rllib.offline.offline_data import OfflineData
 
 from rlhf_algos.batch import BatchHeader, RolloutBatch, read_header
-from rlhf_algos.models import resolve_model
-
-logger = logging.getLogger(__name__)
 
 _SUFFIX = ".safetensors"
-
-#: Settings that decide log p: a batch sampled with others can't be trained on without being asked for.
-DECIDING_SETTINGS = ("model", "temperature", "top_p", "top_k")
 
 
 class BatchFolder:
@@ -69,6 +57,19 @@ class BatchFolder:
             f"({path.name}). Batches of two runs in one folder could no longer be told apart: name a folder for this "
             "run alone, or move the old batches away."
         )
+
+
+def batch_folder_of(folder: str | None, *, seed: int | None, trial_id: str | None) -> BatchFolder | None:
+    """The folder for the batches of a run that starts; None if none are kept.
+
+    Args:
+        folder: `debugging(save_batches=...)`.
+        seed: of the run.
+        trial_id: within a trial of Tune, which gets a folder of its own below; else None.
+    """
+    if folder is None:
+        return None
+    return BatchFolder(folder if trial_id is None else folder_of_try(folder, trial_id), seed=seed)
 
 
 def folder_of_try(folder: str | Path, trial_id: str) -> Path:
@@ -135,120 +136,3 @@ def _require_one_run(folder: Path, files: Sequence[Path], read: Callable[[Path],
 def _run_of(header: BatchHeader) -> str:
     origin = header.origin
     return "no run" if origin is None else f"run {origin['run']} (seed {origin['seed']})"
-
-
-def require_same_settings(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], *, accepted: Sequence[str], file: Path
-) -> None:
-    """Raises unless a saved batch was sampled with the settings of this configuration that decide log p.
-
-    A batch that does not say (made by hand) is trusted, with a warning.
-
-    Args:
-        saved: settings of the batch.
-        wanted: those of the configuration, under the same names.
-        accepted: names in which they may differ.
-        file: of the batch.
-
-    Raises:
-        ValueError: names the setting, both values and what to do.
-    """
-    unknown = [name for name in DECIDING_SETTINGS if name not in saved]
-    if unknown:
-        logger.warning("%s does not say with which %s it was sampled; it is taken as it is.", file, ", ".join(unknown))
-    for name in DECIDING_SETTINGS:
-        if name in unknown or name in accepted or _same(name, saved[name], wanted[name]):
-            continue
-        method = "language_model(path)" if name == "model" else f"sampling({name}=...)"
-        raise ValueError(
-            f"{file} was sampled with {name}={saved[name]!r}, and this configuration has {name}={wanted[name]!r}: "
-            "every ratio between trainer and sampler would be between two different distributions. Set "
-            f"{method} to the batch's value, or accept the difference with "
-            f"offline_data(accept_different=[{name!r}])."
-        )
-
-
-def _same(name: str, saved: Any, wanted: Any) -> bool:
-    if name != "model":
-        return bool(saved == wanted)
-    if saved == wanted:
-        return True
-    first, second = (Path(resolve_model(str(model))) for model in (saved, wanted))
-    return first.is_dir() and second.is_dir() and first.samefile(second)
-
-
-class SavedBatches(OfflineData):
-    """RLlib's offline data for `offline_data(input_=...)`: one saved batch per training step.
-
-    The settings of all batches are compared with the configuration's at once; the batches are read when their turn
-    comes. After the last one training ends with an error rather than starting over in silence.
-
-    Raises:
-        ValueError: if a folder holds batches of several runs, or a batch was sampled with other settings.
-    """
-
-    def __init__(self, config: Any) -> None:
-        # RLlib's own constructor would open the files with Ray Data.
-        self.config = config
-        read = cache(read_header)
-        self._files = batch_files(config.input_, read)
-        self._next = 0
-        self._splits: list[dict[str, Any]] = []
-        wanted = {"model": config.language_model_path, **config.sampling_settings().as_dict()}
-        for file in self._files:
-            saved = read(file).settings
-            require_same_settings(saved, wanted, accepted=config.accept_different, file=file)
-            split = {name: saved.get(name) for name in ("split", "split_rule")}
-            if split not in self._splits:
-                self._splits.append(split)
-
-    def splits(self) -> list[dict[str, Any]]:
-        """Split and rule of the problems in the batches, each pair once; None where a batch does not say."""
-        return self._splits
-
-    def __len__(self) -> int:
-        """Batches in all."""
-        return len(self._files)
-
-    def next_batch(self, *, weight_version: int) -> RolloutBatch:
-        """The next batch.
-
-        Args:
-            weight_version: the trainer's; a batch that is ahead of it gets a warning.
-
-        Raises:
-            StopIteration: after the last one.
-            ValueError: if the file is damaged; names it.
-        """
-        if self._next == len(self._files):
-            raise StopIteration(f"All {len(self._files)} saved batches have been trained on.")
-        file = self._files[self._next]
-        batch = RolloutBatch.load(file)
-        self._next += 1
-        newest = int(batch.weight_versions.max(initial=0))
-        if newest > weight_version:
-            logger.warning(
-                "%s was sampled at weight version %d, the trainer has version %d: its tokens come from weights that "
-                "this run has not reached, and staleness is negative.",
-                file,
-                newest,
-                weight_version,
-            )
-        return batch
-
-    def note_recomputed(self, saved: RolloutBatch, trained: RolloutBatch) -> None:
-        """Logs one line if the batch that `next_batch` gave brought advantages, and the run's own rule gives others.
-
-        Args:
-            saved: as it was read.
-            trained: with the advantages of this run.
-        """
-        if saved.advantages is None or trained.advantages is None:
-            return
-        if not np.allclose(saved.advantages, trained.advantages, rtol=1e-4, atol=1e-5):
-            logger.warning(
-                "%s holds advantages of another rule; they are not used. This run's own are computed from the rewards "
-                "(training(normalize_std=%s)).",
-                self._files[self._next - 1],
-                self.config.normalize_std,
-            )

@@ -10,14 +10,18 @@ from transformers import AutoTokenizer
 from rlhf_algos.batch import RolloutBatch
 
 
-def shown_responses(batch: RolloutBatch, old_logprobs: dict[int, list[float]], tokenizer: Any) -> list[dict[str, Any]]:
+def shown_responses(
+    batch: RolloutBatch, old_logprobs: dict[int, list[float]], model: str, *, trust_remote_code: bool
+) -> list[dict[str, Any]]:
     """Prompt, reward and, per token, text, log q and log p0 of the samples whose log p0 is known.
 
     Args:
         batch: that was trained on.
         old_logprobs: by sample id, one number per trained token.
-        tokenizer: of the model.
+        model: directory or hub id, whose tokenizer made the batch.
+        trust_remote_code: run code that ships with the model.
     """
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
     prompts = np.split(batch.prompt_ids, np.cumsum(batch.prompt_lengths)[:-1])
     starts = np.cumsum(batch.response_lengths) - batch.response_lengths
     shown = []
@@ -35,8 +39,3 @@ def shown_responses(batch: RolloutBatch, old_logprobs: dict[int, list[float]], t
             }
         )
     return shown
-
-
-def load_tokenizer(path: str, *, trust_remote_code: bool) -> Any:
-    """The model's tokenizer."""
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)

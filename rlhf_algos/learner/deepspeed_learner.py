@@ -134,12 +134,16 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
 
     # ---- one iteration --------------------------------------------------------------------------------------
 
-    def update_from_rollouts(self, batch: RolloutBatch, *, env_steps_sampled: int) -> dict[str, float]:
+    def update_from_rollouts(
+        self, batch: RolloutBatch, *, env_steps_sampled: int, weight_version: int = 0
+    ) -> dict[str, float]:
         """Trains on a whole batch; every rank gets the same batch and takes its own part of it.
 
         Args:
             batch: with advantages.
             env_steps_sampled: responses sampled in this run's lifetime, the time axis of learning-rate schedules.
+            weight_version: of the weights before the update, as the driver counts them; another one means another order
+                of minibatches.
 
         Returns:
             Metrics of the whole batch, equal on every rank.
@@ -151,6 +155,7 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: env_steps_sampled}
         self.before_gradient_based_update(timesteps=timesteps)
         self._prepare(batch)
+        self._weights_seq_no = weight_version
         optimizer_batches = list(self._optimizer_batches(batch))
         old_logprobs = None
         # With a single step the current policy still is the old one, so its own pass gives log p0.
@@ -165,7 +170,7 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
             if grad_norm is not None:
                 grad_norms.append(grad_norm)
         if grad_norms:
-            self._weights_seq_no += 1
+            self._weights_seq_no = weight_version + 1
         metrics = self._finish_metrics(losses, grad_norms)
         self.after_gradient_based_update(timesteps=timesteps)
         return metrics

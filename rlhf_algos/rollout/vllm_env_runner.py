@@ -22,13 +22,12 @@ from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
 from rlhf_algos.rollout.counted_start import counted_start
 from rlhf_algos.rollout.groups import require_same_prompts, split_facts, task_of
-from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.prompts import PromptTokenizer
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
 from rlhf_algos.rollout.scoring_mark import ScoringMark
 from rlhf_algos.rollout.vllm_engine import Generation, GenerationRequest, VLLMEngine
 from rlhf_algos.routing_replay import RouteReplayer, model_without_weights
-from rlhf_algos.weight_sync import checkpoint_layout
+from rlhf_algos.weight_sync import MismatchInjection, checkpoint_layout
 
 logger = logging.getLogger(__name__)
 
@@ -177,22 +176,18 @@ class VLLMEnvRunner(EnvRunner):
         version: int,
         *,
         injection: MismatchInjection,
-        seed: int,
     ) -> int:
         """Replaces the engine's weights and acknowledges with the version.
 
         Args:
-            weights: the trainer's, under checkpoint names.
+            weights: under checkpoint names, as the channel has brought them.
             version: theirs.
-            injection: what is done to them first, on purpose.
-            seed: of the injected noise, the run's.
+            injection: what was done to the trainer's on their way, on purpose.
 
         Raises:
             ValueError: if the weights are incomplete; the actor then refuses to sample until a whole set came.
         """
         self._weight_version, self._unusable = None, "its last weight update failed"
-        if injection.changes_weights:
-            weights = injection.apply(weights, seed=seed)
         self._engine.load_weights(weights)
         self._weight_version, self.injection, self._unusable = version, injection, None
         return version

@@ -10,8 +10,8 @@ from rlhf_algos.algorithms.base import weights
 from rlhf_algos.algorithms.base.reset import as_config
 from rlhf_algos.algorithms.base.roll_call import Standing, bring_up_to_date, standing_of
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
-from rlhf_algos.rollout.mismatch_injection import NO_INJECTION, MismatchInjection
 from rlhf_algos.weight_sync import SharedWeights
+from rlhf_algos.weight_sync.mismatch_injection import NO_INJECTION, MismatchInjection
 from rlhf_algos.weight_sync.shared_memory import write_weights
 from tests.fake_engine import Death, FakeGroup, fake_runner
 

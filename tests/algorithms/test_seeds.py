@@ -7,7 +7,6 @@ import pytest
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from rlhf_algos.algorithms.base.algorithm import LanguageModelAlgorithm
 from rlhf_algos.algorithms.base.reset import as_config
 from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
@@ -48,7 +47,6 @@ def test_the_algorithm_has_the_seed_that_its_processes_get(monkeypatch):
     """Without processes: what RLlib's own set-up finds is what it hands to actors, learners and evaluation."""
     found = []
     monkeypatch.setattr(Algorithm, "setup", lambda self, config: found.append(self.config))
-    monkeypatch.setattr(LanguageModelAlgorithm, "_publish", lambda self, version: None)
     monkeypatch.setattr("ray.util.get_current_placement_group", lambda: "a trial's")
     seeds = []
     for _ in range(2):

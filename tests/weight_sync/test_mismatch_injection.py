@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_algos.rollout.mismatch_injection import MismatchInjection, round_per_channel
+from rlhf_algos.weight_sync.mismatch_injection import MismatchInjection, round_per_channel
 
 
 def test_rounding_by_hand():
