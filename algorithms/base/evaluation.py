@@ -64,7 +64,7 @@ class EvaluationOnRolloutActors(Algorithm):
         )
         return evaluation
 
-    _training_splits: list[dict[str, str]] | None
+    _training_splits: list[dict[str, str | None]] | None
 
     def _evaluating_group(self) -> EnvRunnerGroup | None:
         return self.eval_env_runner_group or self.env_runner_group
@@ -108,9 +108,10 @@ class EvaluationOnRolloutActors(Algorithm):
                 "vllm(max_model_len=...) or shorten the prompts."
             )
         batch = in_order(batches, problems)
+        played = batch.require_settings().split_facts
         return evaluation_metrics(batch, prompts_too_long=len(too_long)) | {
-            "split": batch.settings["split"],
-            "held_out": float(is_held_out(batch.settings, self._splits_trained_on())),
+            "split": played["split"],
+            "held_out": float(is_held_out(played, self._splits_trained_on())),
         }
 
     def _evaluating_actors(self, version: int, injection: MismatchInjection) -> Actors:
@@ -128,7 +129,7 @@ class EvaluationOnRolloutActors(Algorithm):
             marks=self._shared_weights.folder / "evaluating",
         )
 
-    def _splits_trained_on(self) -> list[dict[str, str]]:
+    def _splits_trained_on(self) -> list[dict[str, str | None]]:
         """Split and rule of what is trained on: of the training environment as an actor has it, or of saved batches.
 
         Asked once per configuration: beside training, an actor would answer after its whole sample.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ray.rllib.offline.offline_data import OfflineData
 
-from rlhf_algos.batch import BatchHeader, RolloutBatch, read_header
+from rlhf_algos.batch import BatchHeader, RolloutBatch, SampledWith, read_header
 from rlhf_algos.models import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def _run_of(header: BatchHeader) -> str:
 
 
 def require_same_settings(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], *, accepted: Sequence[str], file: Path
+    saved: SampledWith | None, wanted: SampledWith, *, accepted: Sequence[str], file: Path
 ) -> None:
     """Raises unless a saved batch was sampled with the settings of this configuration that decide log p.
 
@@ -146,22 +146,24 @@ def require_same_settings(
 
     Args:
         saved: settings of the batch.
-        wanted: those of the configuration, under the same names.
+        wanted: those of the configuration.
         accepted: names in which they may differ.
         file: of the batch.
 
     Raises:
         ValueError: names the setting, both values and what to do.
     """
-    unknown = [name for name in DECIDING_SETTINGS if name not in saved]
-    if unknown:
-        logger.warning("%s does not say with which %s it was sampled; it is taken as it is.", file, ", ".join(unknown))
+    if saved is None:
+        names = ", ".join(DECIDING_SETTINGS)
+        logger.warning("%s does not say with which %s it was sampled; it is taken as it is.", file, names)
+        return
     for name in DECIDING_SETTINGS:
-        if name in unknown or name in accepted or _same(name, saved[name], wanted[name]):
+        had, has = getattr(saved, name), getattr(wanted, name)
+        if name in accepted or _same(name, had, has):
             continue
         method = "language_model(path)" if name == "model" else f"sampling({name}=...)"
         raise ValueError(
-            f"{file} was sampled with {name}={saved[name]!r}, and this configuration has {name}={wanted[name]!r}: "
+            f"{file} was sampled with {name}={had!r}, and this configuration has {name}={has!r}: "
             "every ratio between trainer and sampler would be between two different distributions. Set "
             f"{method} to the batch's value, or accept the difference with "
             f"offline_data(accept_different=[{name!r}])."
@@ -193,16 +195,16 @@ class SavedBatches(OfflineData):
         read = cache(read_header)
         self._files = batch_files(config.input_, read)
         self._next = 0
-        self._splits: list[dict[str, Any]] = []
-        wanted = {"model": config.language_model_path, **config.sampling_settings().as_dict()}
+        self._splits: list[dict[str, str | None]] = []
+        wanted = SampledWith.from_dict({"model": config.language_model_path, **config.sampling_settings().as_dict()})
         for file in self._files:
             saved = read(file).settings
             require_same_settings(saved, wanted, accepted=config.accept_different, file=file)
-            split = {name: saved.get(name) for name in ("split", "split_rule")}
+            split = {"split": None, "split_rule": None} if saved is None else saved.split_facts
             if split not in self._splits:
                 self._splits.append(split)
 
-    def splits(self) -> list[dict[str, Any]]:
+    def splits(self) -> list[dict[str, str | None]]:
         """Split and rule of the problems in the batches, each pair once; None where a batch does not say."""
         return self._splits
 

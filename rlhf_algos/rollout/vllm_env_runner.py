@@ -16,7 +16,7 @@ from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from transformers import AutoConfig
 
-from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.batch import RolloutBatch, SampledWith
 from rlhf_algos.envs import EnvCreator, Prompt, PromptSpace, UnicodeText, finite_reward
 from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
@@ -344,7 +344,8 @@ class VLLMEnvRunner(EnvRunner):
             **split_facts(task_of(environments[0])),
             "mismatch_injection": self.config.mismatch_injected().as_dict(),
         } | sampling.as_dict()
-        return assemble(ordered, sampling, router=self._router, settings=settings), too_long
+        said = SampledWith.from_dict(settings)
+        return assemble(ordered, sampling, router=self._router, settings=said), too_long
 
     def _request(
         self, sample: int, prompt_ids: list[int], sampling: SamplingSettings, kind: str
@@ -377,14 +378,16 @@ class VLLMEnvRunner(EnvRunner):
         try:
             _, value, terminated, truncated, _ = environment.step(text)
             # A step of the task's own and wrappers can return anything.
-            reward = finite_reward(value, task.name, f"sample {sample} of group {group}, response={text!r}")
+            reward: float | None = finite_reward(
+                value, task.name, f"sample {sample} of group {group}, response={text!r}"
+            )
         # A reward that calls sys.exit() is one that could not be computed, not the end of this actor.
         except (Exception, SystemExit) as error:
             if self._configs[kind].unscorable_responses == "stop":
                 error.add_note(f"while scoring sample {sample} of group {group}; the run was stopped")
                 raise
             logger.warning("Sample %d of group %d can't be scored and is left out: %r", sample, group, error)
-            reward, terminated, truncated = float("nan"), True, False
+            reward, terminated, truncated = None, True, False
         if not (terminated or truncated):
             raise ValueError(
                 f"{environment.unwrapped} asked for another turn after sample {sample}; this rollout actor plays "

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS, is_held_out
@@ -68,7 +67,7 @@ def splits_of(texts):
 def plays_other_environment(runner):
     texts, _, batch = played(runner, range(20))
     assert all(text.startswith("q") for text in texts)
-    assert "Other" in batch.settings["environment"]
+    assert "Other" in batch.settings.environment
 
 
 def plays_three_digits(runner):
@@ -79,20 +78,20 @@ def plays_three_digits(runner):
 def plays_the_asked_split(runner):
     texts, _, batch = played(runner)
     assert splits_of(texts) == {"train", "heldout"}
-    assert batch.settings["split"] == "all"
+    assert batch.settings.split == "all"
 
 
 def plays_heldout_problems(runner):
     texts, _, batch = played(runner)
     assert len(set(texts)) == 200
     assert splits_of(texts) == {"heldout"}
-    assert batch.settings["split"] == "heldout"
+    assert batch.settings.split == "heldout"
 
 
 def samples_at_half_temperature(runner):
     _, requests, batch = played(runner, range(3))
     assert {request.temperature for request in requests} == {0.5}
-    assert batch.settings["temperature"] == 0.5
+    assert batch.settings.temperature == 0.5
     _, requests, _ = played(runner, range(3), greedy=True)
     assert {request.temperature for request in requests} == {0.0}
 
@@ -100,13 +99,13 @@ def samples_at_half_temperature(runner):
 def samples_with_top_p(runner):
     _, requests, batch = played(runner, range(3))
     assert {request.top_p for request in requests} == {0.25}
-    assert batch.settings["top_p"] == 0.25
+    assert batch.settings.top_p == 0.25
 
 
 def samples_with_top_k(runner):
     _, requests, batch = played(runner, range(3))
     assert {request.top_k for request in requests} == {3}
-    assert batch.settings["top_k"] == 3
+    assert batch.settings.top_k == 3
 
 
 def answers_with_two_tokens_at_most(runner):
@@ -134,7 +133,7 @@ def leaves_out_what_cannot_be_scored(runner):
     runner._creators["evaluation"] = lambda: Unscorable(split="all")
     runner._environments.clear()
     _, _, batch = played(runner, range(3))
-    assert np.isnan(batch.rewards).all()
+    assert not batch.scored.any()
 
 
 SEEDS_OF_RUN = [request.seed for request in played(fake_runner(training_config()), range(3))[1]]
@@ -258,7 +257,7 @@ def test_an_evaluation_is_held_out_unless_told_otherwise():
     runner = fake_runner(config)
     trained, _ = runner.sample_groups(range(40), weight_version=0)
     texts = [runner._tokenizers["training"]._tokenizer.decode(r.prompt_ids) for r in runner._engine.requests]
-    assert splits_of(texts) == {"train"} and trained.settings["split"] == "train"
+    assert splits_of(texts) == {"train"} and trained.settings.split == "train"
     assert splits_of(played(runner)[0]) == {"heldout"}
 
 
@@ -306,7 +305,7 @@ def test_an_environment_without_a_split_plays_what_it_has():
     evaluation = config.get_evaluation_config_object()
     assert evaluation.env_config == {}
     batch, _ = fake_runner(config).sample_evaluation(range(3), greedy=False, weight_version=0)
-    assert batch.settings["split"] == "all"
+    assert batch.settings.split == "all"
     assert batch.rewards.tolist() == [1.0, 1.0, 0.0]
 
 
@@ -463,9 +462,9 @@ def test_a_whole_configuration_is_no_evaluation_config():
 
 def test_what_cannot_be_scored_or_played_counts_as_wrong_and_is_reported():
     """Rewards 1, 1, 0 and seven without one: 2 of 10, not 2 of 3."""
-    from tests.algorithms.test_unscorable_responses import NAN, batch_of
+    from tests.algorithms.test_unscorable_responses import batch_of
 
-    batch = batch_of(*[[reward] for reward in (1.0, 1.0, 0.0, *[NAN] * 5)])
+    batch = batch_of(*[[reward] for reward in (1.0, 1.0, 0.0, *[None] * 5)])
     metrics = evaluation_metrics(batch, prompts_too_long=2)
     assert metrics["episode_return_mean"] == pytest.approx(0.2)
     assert metrics["num_episodes"] == 10

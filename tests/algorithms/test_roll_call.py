@@ -39,7 +39,7 @@ def new_runner(config, answer=lambda request: [23, 1]):
 
 def temperature_of(runner):
     batch, _ = runner.sample_groups([0], weight_version=runner.weight_version)
-    return batch.settings["temperature"]
+    return batch.settings.temperature
 
 
 def test_a_restarted_actor_gets_the_configuration_that_holds_now_before_the_weights():

@@ -168,8 +168,8 @@ def test_a_step_that_returns_no_finite_number_stops_the_run_or_is_left_out(value
         played([0] * 4, env=StepOfItsOwn)
     monkeypatch.setattr(StepOfItsOwn, "counter", itertools.count())
     batch = played([0] * 4, env=StepOfItsOwn, unscorable="leave_out")
-    assert np.isfinite(batch.rewards).tolist() == [True, True, False, True]
-    assert batch.loss_mask.tolist() == np.repeat(np.isfinite(batch.rewards), 2).tolist()
+    assert batch.scored.tolist() == [True, True, False, True]
+    assert batch.loss_mask.tolist() == np.repeat(batch.scored, 2).tolist()
 
 
 def test_a_wrapper_that_makes_nan_is_noticed(monkeypatch):
