@@ -126,7 +126,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         self._weight_version = 0
         self._next_group = 0
         self._last_batch = None
-        self._training_splits: list[dict[str, str | None]] | None = None
+        self._training_splits: list[Mapping[str, str | None]] | None = None
         self._step_metrics = IterationMetrics()
         logger.info("Seed %d. Threads: %s.", config.seed, thread_summary(config))
         if config.mismatch_injected().active:

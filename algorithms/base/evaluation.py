@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -64,7 +65,7 @@ class EvaluationOnRolloutActors(Algorithm):
         )
         return evaluation
 
-    _training_splits: list[dict[str, str | None]] | None
+    _training_splits: list[Mapping[str, str | None]] | None
 
     def _evaluating_group(self) -> EnvRunnerGroup | None:
         return self.eval_env_runner_group or self.env_runner_group
@@ -129,7 +130,7 @@ class EvaluationOnRolloutActors(Algorithm):
             marks=self._shared_weights.folder / "evaluating",
         )
 
-    def _splits_trained_on(self) -> list[dict[str, str | None]]:
+    def _splits_trained_on(self) -> list[Mapping[str, str | None]]:
         """Split and rule of what is trained on: of the training environment as an actor has it, or of saved batches.
 
         Asked once per configuration: beside training, an actor would answer after its whole sample.
@@ -137,7 +138,7 @@ class EvaluationOnRolloutActors(Algorithm):
         if self._training_splits is not None:
             return self._training_splits
         if self.offline_data is not None:
-            splits: list[dict[str, str]] = self.offline_data.splits()
+            splits: list[Mapping[str, str | None]] = self.offline_data.splits()
         else:
             answers = on_env_runners(self.env_runner_group, lambda runner: runner.split_drawn())
             # With no actor to ask, nothing is known, and so nothing is called held out.

@@ -200,7 +200,7 @@ class SavedBatches(OfflineData):
         for file in self._files:
             saved = read(file).settings
             require_same_settings(saved, wanted, accepted=config.accept_different, file=file)
-            split = {"split": None, "split_rule": None} if saved is None else saved.split_facts
+            split: dict[str, str | None] = {"split": None, "split_rule": None} if saved is None else saved.split_facts
             if split not in self._splits:
                 self._splits.append(split)
 

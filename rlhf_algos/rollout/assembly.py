@@ -9,29 +9,15 @@ from typing import Any
 import numpy as np
 
 from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP, RolloutBatch, SampledWith
+from rlhf_algos.rollout.engine import Generation
+from rlhf_algos.rollout.router_layout import RouterLayout
 from rlhf_algos.rollout.sampling import SamplingSettings
-from rlhf_algos.rollout.vllm_engine import Generation
 from rlhf_algos.routing_replay import moe_layer_routes, route_dtype
 
 # The total of the recorded head's probabilities may exceed 1 by float error, not by more.
 _MASS_TOLERANCE = 1e-4
 # The same number, read from two places of the engine's record.
 _LOGPROB_TOLERANCE = 1e-5
-
-
-@dataclass(frozen=True)
-class RouterLayout:
-    """Where a model has routers.
-
-    Attributes:
-        moe_layers: decoder layers with a router.
-        num_decoder_layers: all of them.
-        num_experts: to choose from, which decides how routes are stored.
-    """
-
-    moe_layers: tuple[int, ...]
-    num_decoder_layers: int
-    num_experts: int
 
 
 @dataclass(frozen=True)

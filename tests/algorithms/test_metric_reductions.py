@@ -17,8 +17,8 @@ from rlhf_algos.algorithms.base.metrics import (
     step_counts,
 )
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.engine import Generation
 from rlhf_algos.rollout.sampling import SamplingSettings
-from rlhf_algos.rollout.vllm_engine import Generation
 
 
 def batch_of(groups, *, tokens, version=0, finish="stop"):

@@ -13,7 +13,7 @@ from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.rollout.mismatch_injection import NO_INJECTION, MismatchInjection
 from rlhf_algos.weight_sync import SharedWeights
 from rlhf_algos.weight_sync.shared_memory import write_weights
-from tests.fake_engine import Death, FakeGroup, fake_runner
+from tests.fake_engine import Death, FakeGroup, new_runner
 
 LAYOUT = {"w": (2,)}
 
@@ -30,10 +30,10 @@ def config_for(temperature=1.0, **evaluation):
     return as_config(GRPOConfig(), config)
 
 
-def new_runner(config, answer=lambda request: [23, 1]):
-    """As a process that has just started: no weights."""
-    runner = fake_runner(config, answer)
-    runner._weight_version, runner.checkpoint_layout = None, LAYOUT
+def small_runner(config, **options):
+    """As a process that has just started, with a model of two numbers."""
+    runner = new_runner(config, **options)
+    runner.checkpoint_layout = LAYOUT
     return runner
 
 
@@ -44,15 +44,15 @@ def temperature_of(runner):
 
 def test_a_restarted_actor_gets_the_configuration_that_holds_now_before_the_weights():
     first, second = config_for(), config_for(temperature=0.5)
-    group = FakeGroup([new_runner(first), new_runner(first)])
+    group = FakeGroup([small_runner(first), small_runner(first)])
     loaded = []
 
     def bring(wanted, config):
         def load(actors):
             loaded.append(actors)
             for actor in actors:
-                group.runners[actor]._weight_version = wanted.weight_version
-                group.runners[actor].injection = wanted.injection
+                runner, weights = group.runners[actor], {"w": torch.ones(2)}
+                runner.load_weights(weights.items(), wanted.weight_version, injection=wanted.injection, seed=0)
 
         bring_up_to_date(group, wanted, config=config, load=load)
 
@@ -63,7 +63,7 @@ def test_a_restarted_actor_gets_the_configuration_that_holds_now_before_the_weig
     bring(Standing(1, 3, NO_INJECTION), second)
     assert loaded.pop() == [1, 2]
     # Nobody called it when it died: it stands among the healthy ones.
-    group.runners[2] = new_runner(first)
+    group.runners[2] = small_runner(first)
     assert temperature_of(group.runners[1]) == 0.5
     bring(Standing(1, 3, NO_INJECTION), second)
     assert loaded.pop() == [2]
@@ -81,8 +81,8 @@ def algorithm(monkeypatch, tmp_path):
     algorithm.evaluation_config = algorithm.config.get_evaluation_config_object()
     algorithm.evaluation_config.validate()
     algorithm.evaluation_config.freeze()
-    algorithm.env_runner_group = FakeGroup([new_runner(algorithm.config)])
-    algorithm.eval_env_runner_group = FakeGroup([new_runner(algorithm.evaluation_config)])
+    algorithm.env_runner_group = FakeGroup([small_runner(algorithm.config)])
+    algorithm.eval_env_runner_group = FakeGroup([small_runner(algorithm.evaluation_config)])
     algorithm.learner_group = algorithm.offline_data = algorithm._training_splits = None
     algorithm.callbacks, algorithm.metrics = [], MetricsLogger(root=True)
     algorithm._shared_weights, algorithm._publication = SharedWeights(tmp_path), threading.Lock()
@@ -109,10 +109,10 @@ def test_an_evaluation_beside_training_keeps_to_one_version(algorithm):
     def answer(request):
         if len(seen) in (1, 2):
             algorithm._publish(algorithm._weight_version + 1)
-        seen.append((evaluating._engine.loaded["w"].tolist(), versions_on_disk(algorithm)))
+        seen.append((evaluating.engine.loaded["w"].tolist(), versions_on_disk(algorithm)))
         return [23, 1]
 
-    evaluating._engine.answer = answer
+    evaluating.engine.answer = answer
     results = algorithm.evaluate()["env_runners"]
     assert results["weight_version"] == 0 and algorithm._weight_version == 2
     assert {tuple(numbers) for numbers, _ in seen} == {(0.0, 0.0)}
@@ -130,14 +130,14 @@ def test_an_actor_that_dies_in_such_an_evaluation_gets_the_evaluated_version_aga
         answered.append(request.key)
         if len(answered) == 3:
             algorithm._publish(algorithm._weight_version + 1)
-            group.runners[1] = new_runner(algorithm.evaluation_config, answer)
+            group.runners[1] = small_runner(algorithm.evaluation_config, answer=answer)
             raise Death
         return [23, 1]
 
-    group.runners[1]._engine.answer = answer
+    group.runners[1].engine.answer = answer
     results = algorithm.evaluate()["env_runners"]
     assert (results["weight_version"], results["num_episodes"]) == (0, 6)
-    assert group.runners[1]._engine.loaded["w"].tolist() == [0.0, 0.0]
+    assert group.runners[1].engine.loaded["w"].tolist() == [0.0, 0.0]
 
 
 def test_with_an_injected_mismatch_both_figures_are_of_their_own_weights(algorithm):
@@ -147,10 +147,10 @@ def test_with_an_injected_mismatch_both_figures_are_of_their_own_weights(algorit
     seen = []
 
     def answer(request):
-        seen.append(evaluating._engine.loaded["w"].tolist())
+        seen.append(evaluating.engine.loaded["w"].tolist())
         return [23, 1]
 
-    evaluating._engine.answer = answer
+    evaluating.engine.answer = answer
     algorithm._publish(5)
     algorithm.evaluate()
     noisy = {tuple(numbers) for numbers in seen[:12]}
@@ -158,4 +158,4 @@ def test_with_an_injected_mismatch_both_figures_are_of_their_own_weights(algorit
     assert {tuple(numbers) for numbers in seen[12:]} == {(5.0, 5.0)}
     # Training goes on with the noise that it had.
     (sampling,) = algorithm.env_runner_group.runners.values()
-    assert tuple(sampling._engine.loaded["w"].tolist()) in noisy
+    assert tuple(sampling.engine.loaded["w"].tolist()) in noisy

@@ -11,7 +11,7 @@ from rlhf_algos.algorithms.base.rollouts import Actors, play_all, sample_groups
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.rollout.scoring_mark import Mark, ScoringMark, read_mark
-from tests.fake_engine import Death, FakeGroup, fake_runner
+from tests.fake_engine import Death, FakeGroup, fake_runner, prompts_of
 
 
 class Deadly(PromptEnv):
@@ -53,7 +53,7 @@ def actors_of(config, tmp_path, count):
 def prompt_of_group(config, group):
     runner = fake_runner(config)
     runner.sample_groups([group], weight_version=0)
-    return runner._tokenizers["training"]._tokenizer.decode(runner._engine.requests[0].prompt_ids)
+    return prompts_of(runner.engine.requests)[0]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -6,8 +6,8 @@ import pytest
 from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.metrics import rollout_metrics
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.engine import Generation
 from rlhf_algos.rollout.sampling import SamplingSettings
-from rlhf_algos.rollout.vllm_engine import Generation
 
 
 def batch_of(*groups):

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP, SampledWith
-from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
+from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.engine import Generation
+from rlhf_algos.rollout.router_layout import RouterLayout
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
-from rlhf_algos.rollout.vllm_engine import Generation, VLLMEngine
+from rlhf_algos.rollout.vllm_engine import require_sampled
 
 SAID = SampledWith(model="a", temperature=1.0, top_p=1.0, top_k=0)
 
@@ -133,7 +135,7 @@ def test_a_support_that_was_not_sampled_from_is_an_error(ids, probabilities, fau
 
 def test_records_of_another_token_are_refused():
     with pytest.raises(RuntimeError, match=r"record of request a is for tokens \[13\], but it sampled \[7\]"):
-        VLLMEngine._check_sampled("a", [7], np.array([13]))
+        require_sampled("a", [7], np.array([13]))
 
 
 def test_seeds_differ_by_run_purpose_and_sample():
