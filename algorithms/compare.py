@@ -120,26 +120,26 @@ def learner_for(batch: RolloutBatch, *, model: str | None, dtype: str, token_bud
     """A learner of this process with the batch's sampling settings, whose steps change nothing.
 
     Raises:
-        ValueError: if no model is given and the one that the batch names is not known to be the trainer's.
+        ValueError: if the batch does not say how it was sampled, or if no model is given and the one that the batch
+            names is not known to be the trainer's.
     """
-    sampled = batch.settings
+    if model is None and batch.settings is None:
+        raise ValueError("The batch does not name its model; give model=... (a name, a directory or a hub id).")
+    sampled = batch.require_settings()
     newest = int(batch.weight_versions.max(initial=0))
     if model is None and newest > 0:
         raise ValueError(
-            f"The batch was sampled at weight version {newest}, and {sampled.get('model')!r} has those of version 0. "
+            f"The batch was sampled at weight version {newest}, and {sampled.model!r} has those of version 0. "
             "Give the trainer's weights of that iteration as model=... (Algorithm.save_pretrained writes them)."
         )
-    model = model or sampled.get("model")
-    if model is None:
-        raise ValueError("The batch does not name its model; give model=... (a name, a directory or a hub id).")
     config = (
         ReinforceSCConfig()
         .environment("rlhf_algos/Addition-v0")
-        .language_model(model, dtype=dtype)
+        .language_model(model or sampled.model, dtype=dtype)
         .sampling(
-            temperature=sampled.get("temperature", 1.0),
-            top_p=sampled.get("top_p", 1.0),
-            top_k=sampled.get("top_k", 0),
+            temperature=sampled.temperature,
+            top_p=sampled.top_p,
+            top_k=sampled.top_k,
             record_routes=batch.routes is not None,
         )
         .learners(num_learners=0, num_cpus_per_learner=torch.get_num_threads())

@@ -174,7 +174,7 @@ def rollout_actor(config: Any) -> Iterator[Any]:
         yield runner
     finally:
         runner.stop()
-        runner._engine.close()
+        runner.engine.close()
 
 
 def publish(learner: Any, runner: Any, version: int) -> None:

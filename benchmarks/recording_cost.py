@@ -20,14 +20,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.engine import GenerationRequest
+from rlhf_algos.rollout.router_layout import RouterLayout, router_layout
 from rlhf_algos.rollout.sampling import SamplingSettings
-from rlhf_algos.rollout.vllm_engine import GenerationRequest, VLLMEngine
+from rlhf_algos.rollout.vllm_engine import VLLMEngine
 
 REQUESTS, TOKENS, HEAD = 128, 32, 128
 MOST_COST = 0.15
 
 
-def sample(engine: VLLMEngine, settings: SamplingSettings, round_number: int) -> float:
+def sample(engine: VLLMEngine, settings: SamplingSettings, router: RouterLayout, round_number: int) -> float:
     """Tokens per second of one round."""
     started = time.perf_counter()
     for i in range(REQUESTS):
@@ -49,7 +51,7 @@ def sample(engine: VLLMEngine, settings: SamplingSettings, round_number: int) ->
     while engine.num_running:
         finished += engine.step()
     responses = [ScoredResponse(number, number, g, 0.0, 0) for number, (_, g) in enumerate(finished)]
-    batch = assemble(responses, settings, num_experts=32, settings={})
+    batch = assemble(responses, settings, router=router, settings=None)
     return batch.num_response_tokens / (time.perf_counter() - started)
 
 
@@ -60,6 +62,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     model = resolve_model("rlhf_algos/tiny-moe")
+    router = router_layout(model, trust_remote_code=False)
     options = {"dtype": "float32", "max_model_len": 64, "skip_tokenizer_init": True, "generation_config": "vllm"}
     variants = {
         "nothing": SamplingSettings(max_response_tokens=TOKENS),
@@ -71,7 +74,7 @@ def main() -> int:
     speeds: dict[str, list[float]] = {name: [] for name in variants}
     for round_number in range(-2, arguments.rounds):
         for name, settings in variants.items():
-            speed = sample(engines[name], settings, round_number + 2)
+            speed = sample(engines[name], settings, router, round_number + 2)
             if round_number >= 0:
                 speeds[name].append(speed)
     medians = {name: statistics.median(values) for name, values in speeds.items()}

@@ -15,19 +15,17 @@ Nothing is padded: the tokens of all samples stand one after another, sample by 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
-FORMAT = "rlhf_algos.RolloutBatch"
-FORMAT_VERSION = 3
+from rlhf_algos.batch_file import BatchHeader, content_hash, read_arrays, read_header, write_arrays
+from rlhf_algos.sampled_with import SampledWith
+
+__all__ = ["FINISH_LENGTH", "FINISH_STOP", "BatchHeader", "RolloutBatch", "SampledWith", "read_header"]
 
 #: Why a response ended: at an end-of-sequence token or stop string (terminated), or at a length limit (truncated).
 FINISH_STOP, FINISH_LENGTH = 0, 1
@@ -77,7 +75,8 @@ class RolloutBatch:
         routes: `[R, L, E]` uint8 or uint16 with R = P + T - B, the experts chosen at every position of every
             sample but its last, which is never routed (MATH 6.4); None if not recorded.
         advantages: `[B]` float32; None until the algorithm has computed them.
-        settings: JSON-able facts about how the batch was sampled (temperature, environment, model, ...).
+        settings: how the batch was sampled (model, temperature, environment, ...); None if it does not say, as one made
+            by hand need not.
 
     Raises:
         ValueError: if lengths, dtypes or ids contradict each other; the message names the field.
@@ -101,7 +100,7 @@ class RolloutBatch:
     support_logprobs: np.ndarray | None = None
     routes: np.ndarray | None = None
     advantages: np.ndarray | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: SampledWith | None = None
 
     def __post_init__(self) -> None:
         """Checks shapes and dtypes; a contradiction is an error here, not a wrong gradient later."""
@@ -135,6 +134,11 @@ class RolloutBatch:
             )
         if self.routes is not None and self.routes.dtype not in (np.uint8, np.uint16):
             raise ValueError(f"RolloutBatch.routes must be uint8 or uint16, got {self.routes.dtype}.")
+        if self.settings is not None and not isinstance(self.settings, SampledWith):
+            raise ValueError(
+                f"RolloutBatch.settings={self.settings!r} must be a SampledWith, or None if it is not known how the "
+                "batch was sampled (SampledWith.from_dict makes one of a dict)."
+            )
         if len(np.unique(self.sample_ids)) != counts["B"]:
             raise ValueError("RolloutBatch.sample_ids must be unique; the same sample was added twice.")
 
@@ -154,6 +158,11 @@ class RolloutBatch:
         return int(self.loss_mask.sum())
 
     @property
+    def scored(self) -> np.ndarray:
+        """`[B]` bool, the samples that have a reward."""
+        return np.isfinite(self.rewards)
+
+    @property
     def token_sample_index(self) -> np.ndarray:
         """`[T]` int64, the position in the batch of the sample that each response token belongs to."""
         return np.repeat(np.arange(self.num_samples), self.response_lengths)
@@ -165,6 +174,27 @@ class RolloutBatch:
     def agent_steps(self) -> int:
         """Agent steps in RLlib's sense; the same as `env_steps` for a single agent."""
         return self.num_samples
+
+    def require_settings(self) -> SampledWith:
+        """The settings.
+
+        Raises:
+            ValueError: if the batch has none.
+        """
+        if self.settings is None:
+            raise ValueError(
+                "The batch does not say how it was sampled: give it settings=SampledWith(model=..., temperature=..., "
+                "top_p=..., top_k=...) with dataclasses.replace."
+            )
+        return self.settings
+
+    def without_reward(self, samples: np.ndarray) -> RolloutBatch:
+        """The batch in which the given samples (`[B]` bool) have no reward and are not trained on."""
+        return replace(
+            self,
+            rewards=np.where(samples, np.nan, self.rewards),
+            loss_mask=self.loss_mask & ~np.repeat(samples, self.response_lengths),
+        )
 
     def select(self, indices: Sequence[int] | np.ndarray) -> RolloutBatch:
         """The samples at `indices`, in that order, with all their tokens."""
@@ -193,10 +223,10 @@ class RolloutBatch:
         batches = list(batches)
         if not batches:
             raise ValueError("RolloutBatch.concatenate needs at least one batch.")
-        if any(dict(batch.settings) != dict(batches[0].settings) for batch in batches):
+        if any(batch.settings != batches[0].settings for batch in batches):
             raise ValueError(
                 "RolloutBatch.concatenate: the batches were sampled with different settings: "
-                f"{[dict(batch.settings) for batch in batches]}."
+                f"{[batch.settings for batch in batches]}."
             )
         arrays: dict[str, Any] = {}
         for name in _LAYOUT:
@@ -212,13 +242,7 @@ class RolloutBatch:
     @property
     def content_hash(self) -> str:
         """SHA-256 of every field, its name, dtype and shape, and of the settings; equal batches have equal hashes."""
-        digest = hashlib.sha256(json.dumps(dict(self.settings), sort_keys=True).encode())
-        for name in _LAYOUT:
-            array = getattr(self, name)
-            if array is not None:
-                digest.update(f"{name} {array.dtype} {array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        return content_hash(self._arrays(), self.settings)
 
     def save(self, path: str | Path, *, origin: Mapping[str, Any] | None = None) -> Path:
         """Writes one safetensors file with settings (as JSON) and content hash in its header; returns its path.
@@ -228,19 +252,8 @@ class RolloutBatch:
             origin: JSON-able facts about who wrote it, for `read_header`; no part of the content and its hash.
         """
         path = Path(path)
-        arrays = {name: getattr(self, name) for name in _LAYOUT if getattr(self, name) is not None}
-        header = {
-            "format": FORMAT,
-            "format_version": str(FORMAT_VERSION),
-            "settings": json.dumps(dict(self.settings), sort_keys=True),
-            "content_hash": self.content_hash,
-        }
-        if origin is not None:
-            header["origin"] = json.dumps(dict(origin), sort_keys=True)
-        # Written beside and renamed, so that a file under its final name is always whole.
-        partial = path.with_name(path.name + ".partial")
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial, metadata=header)
-        partial.replace(path)
+        header = BatchHeader(self.settings, self.content_hash, None if origin is None else dict(origin))
+        write_arrays(path, self._arrays(), header)
         return path
 
     @staticmethod
@@ -253,73 +266,16 @@ class RolloutBatch:
         """
         path = Path(path)
         header = read_header(path)
-        try:
-            with safe_open(str(path), framework="numpy") as file:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise _unreadable(path, error) from error
-        unknown = set(arrays) - set(_LAYOUT)
-        if unknown:
-            raise ValueError(f"{path} has unknown fields {sorted(unknown)}.")
         required = {f.name for f in fields(RolloutBatch) if f.name in _LAYOUT and f.default is not None}
-        if required - set(arrays):
-            raise ValueError(f"{path} lacks the fields {sorted(required - set(arrays))}.")
+        arrays = read_arrays(path, required=required, known=set(_LAYOUT))
         batch = RolloutBatch(**arrays, settings=header.settings)
         if batch.content_hash != header.content_hash:
             raise ValueError(f"{path} was changed after it was saved: its content does not match its header's hash.")
         return batch
 
-
-@dataclass(frozen=True)
-class BatchHeader:
-    """What a saved batch says about itself before its arrays are read.
-
-    Attributes:
-        settings: of the batch.
-        content_hash: of the batch that was saved.
-        origin: as given to `save`; None if nothing was.
-    """
-
-    settings: dict[str, Any]
-    content_hash: str
-    origin: dict[str, Any] | None
-
-
-def read_header(path: str | Path) -> BatchHeader:
-    """Reads what a saved batch says about itself, without its arrays.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated, not a RolloutBatch, of another format version, or its header is incomplete.
-    """
-    path = Path(path)
-    try:
-        with safe_open(str(path), framework="numpy") as file:
-            header = file.metadata() or {}
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    if header.get("format") != FORMAT:
-        raise ValueError(f"{path} is a safetensors file but not a RolloutBatch (its header says {header}).")
-    version = header.get("format_version")
-    if version != str(FORMAT_VERSION):
-        why = (
-            " (version 2 kept rewards as float32, and no conversion brings their digits back)" if version == "2" else ""
-        )
-        raise ValueError(
-            f"{path} has format version {version}, this library reads version {FORMAT_VERSION}{why}; "
-            "use the version of rlhf-algos that wrote it, or sample the batch again."
-        )
-    try:
-        origin = json.loads(header["origin"]) if "origin" in header else None
-        return BatchHeader(json.loads(header["settings"]), header["content_hash"], origin)
-    except (KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} has an incomplete or damaged header: {error!r}.") from error
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is not a readable safetensors file (truncated?): {error}")
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that the batch has, in the order of the layout."""
+        return {name: getattr(self, name) for name in _LAYOUT if getattr(self, name) is not None}
 
 
 def _token_rows(lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
+import functools
 
-from rlhf_algos.rollout.vllm_engine import Generation
+import numpy as np
+import torch
+from transformers import AutoTokenizer
+
+from rlhf_algos.models import resolve_model
+from rlhf_algos.rollout.engine import Generation
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
+
+#: Ids of the bundled tokenizer: its digits begin at ZERO, END and 2 end a response.
+ZERO, END = 22, 1
 
 
 class FakeEngine:
@@ -14,7 +22,7 @@ class FakeEngine:
     max_model_len = 64
     vocabulary_size = 263
 
-    def __init__(self, answer):
+    def __init__(self, answer=lambda request: [ZERO + 1, END]):
         self.answer, self.requests, self.waiting, self.loaded = answer, [], [], None
 
     def add(self, request):
@@ -41,18 +49,34 @@ class FakeEngine:
     def abort_all(self):
         self.waiting.clear()
 
-    def load_weights(self, weights):
+    def load(self, weights):
         self.loaded = dict(weights)
 
 
-def fake_runner(config, answer=lambda request: [23, 1]):
-    """A rollout actor in this process, configured as a real one, whose engine is a table of answers."""
-    runner = object.__new__(VLLMEnvRunner)
-    runner._environments, runner._router, runner._broken, runner.worker_index = {}, None, None, 1
-    runner.configure(config)
-    runner._engine = FakeEngine(answer)
-    runner._weight_version = 0
+def new_runner(config, answer=lambda request: [ZERO + 1, END], engine=None):
+    """A rollout actor in this process as it is after its start, without weights; its engine is a table of answers."""
+    threads = torch.get_num_threads()
+    runner = VLLMEnvRunner(config=config, engine=engine or FakeEngine(answer), worker_index=1)
+    torch.set_num_threads(threads)
+    runner.require_constructed()
     return runner
+
+
+def fake_runner(config, answer=lambda request: [ZERO + 1, END], engine=None):
+    """A rollout actor that can play at once, with version 0."""
+    runner = new_runner(config, answer, engine)
+    runner.use_loaded_weights()
+    return runner
+
+
+@functools.cache
+def _tokenizer():
+    return AutoTokenizer.from_pretrained(resolve_model("rlhf_algos/tiny-moe"))
+
+
+def prompts_of(requests):
+    """The prompts of requests as text."""
+    return [_tokenizer().decode(request.prompt_ids) for request in requests]
 
 
 class Death(BaseException):

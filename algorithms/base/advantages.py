@@ -49,9 +49,8 @@ def _without_too_large(batch: RolloutBatch, unscorable: str) -> RolloutBatch:
     """The batch with those groups as if nobody could have scored them, whose advantages float32 can't hold."""
     groups, of_sample = np.unique(batch.group_ids, return_inverse=True)
     highest, lowest = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
-    scored = np.isfinite(batch.rewards)
-    np.maximum.at(highest, of_sample[scored], batch.rewards[scored])
-    np.minimum.at(lowest, of_sample[scored], batch.rewards[scored])
+    np.maximum.at(highest, of_sample[batch.scored], batch.rewards[batch.scored])
+    np.minimum.at(lowest, of_sample[batch.scored], batch.rewards[batch.scored])
     with np.errstate(over="ignore"):
         too_large = highest - lowest > _LARGEST
     if not too_large.any():
@@ -67,12 +66,7 @@ def _without_too_large(batch: RolloutBatch, unscorable: str) -> RolloutBatch:
     logger.warning(
         "The rewards of groups %s lie further apart than float32 can hold; left out.", groups[too_large].tolist()
     )
-    left_out = too_large[of_sample]
-    return dataclasses.replace(
-        batch,
-        rewards=np.where(left_out, np.nan, batch.rewards),
-        loss_mask=batch.loss_mask & ~np.repeat(left_out, batch.response_lengths),
-    )
+    return batch.without_reward(too_large[of_sample])
 
 
 def scored_with_others(batch: RolloutBatch) -> np.ndarray:
@@ -81,6 +75,5 @@ def scored_with_others(batch: RolloutBatch) -> np.ndarray:
     The others have no advantage: without a reward there is nothing to compare, and alone there is nothing to compare
     with.
     """
-    scored = np.isfinite(batch.rewards)
-    groups, counts = np.unique(batch.group_ids[scored], return_counts=True)
-    return scored & np.isin(batch.group_ids, groups[counts > 1])
+    groups, counts = np.unique(batch.group_ids[batch.scored], return_counts=True)
+    return batch.scored & np.isin(batch.group_ids, groups[counts > 1])

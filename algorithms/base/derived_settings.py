@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
@@ -17,6 +17,7 @@ from rlhf_algos.algorithms.base.resources import (
 from rlhf_algos.envs import EnvCreator, env_creator_for
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.sampling import SamplingSettings
+from rlhf_algos.rollout.settings import PlaySettings, RolloutSettings
 from rlhf_algos.routing_replay import make_router_replay
 from rlhf_algos.weight_sync.mismatch_injection import MismatchInjection
 
@@ -116,6 +117,29 @@ class DerivedSettings(DeclaredConfig):
         """Arguments of the engine, the dtype included."""
         return {"dtype": self.trainer_dtype, **self.vllm_args}
 
+    def rollout_settings(self) -> RolloutSettings:
+        """What a rollout actor is configured with, asked in its own process.
+
+        Raises:
+            ValueError: if there is no seed.
+        """
+        # An actor of an evaluation trains nothing, and plays the one thing with its own configuration.
+        evaluation = self if self.in_evaluation else self.get_evaluation_config_object()
+        return RolloutSettings(
+            model=self.language_model_path,
+            model_path=self.model_path(),
+            trust_remote_code=self.trust_remote_code,
+            engine_args=self.vllm_engine_args(),
+            threads=self.threads_per_env_runner(),
+            group_size=self.group_size,
+            mismatch_injection=self.mismatch_injected(),
+            training=_play_settings(self),
+            evaluation=_play_settings(cast(Self, evaluation)),
+            evaluation_duration=self.evaluation_duration,
+            evaluation_is_due=bool(self.evaluation_interval),
+            in_evaluation=self.in_evaluation,
+        )
+
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The trainer's module: the language model."""
         from rlhf_algos.learner.module import LanguageModelModule
@@ -131,3 +155,15 @@ class DerivedSettings(DeclaredConfig):
                 "handles_routes": self.records_routes() or make_router_replay(self.router_replay).replays,
             },
         )
+
+
+def _play_settings(config: DerivedSettings) -> PlaySettings:
+    if config.seed is None:
+        raise ValueError("A rollout actor needs debugging(seed=...); an algorithm draws one at its start.")
+    return PlaySettings(
+        environment=str(config.env),
+        create=config.env_creator,
+        sampling=config.sampling_settings(),
+        unscorable_responses=config.unscorable_responses,
+        seed=config.seed,
+    )

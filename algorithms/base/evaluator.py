@@ -82,7 +82,8 @@ class Evaluator:
                 "vllm(max_model_len=...) or shorten the prompts."
             )
         batch = in_order(batches, self._problems)
+        played = batch.require_settings().split_facts
         return evaluation_metrics(batch, prompts_too_long=len(too_long)) | {
-            "split": batch.settings["split"],
-            "held_out": float(is_held_out(batch.settings, self._source.splits())),
+            "split": played["split"],
+            "held_out": float(is_held_out(played, self._source.splits())),
         }

@@ -9,7 +9,7 @@ from rlhf_algos.algorithms.base.crew import Crew
 from rlhf_algos.algorithms.base.publication import Publication
 from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
-from rlhf_algos.algorithms.base.source import BatchSource, Rollouts
+from rlhf_algos.algorithms.base.source import BatchSource, Rollouts, SplitFacts
 
 
 class LiveSource(BatchSource):
@@ -29,7 +29,7 @@ class LiveSource(BatchSource):
         self._crew, self._publication, self._size = crew, publication, prompts_per_iteration
         self._actors = Actors(crew.group, publication.restore_actors, patience_s, marks)
         self._next_group = 0
-        self._splits: list[dict[str, Any]] | None = None
+        self._splits: list[SplitFacts] | None = None
 
     def next(self, version: int) -> Rollouts:
         """The next groups, sampled with the weights that the publication gives actors while the trainer has `version`.
@@ -44,7 +44,7 @@ class LiveSource(BatchSource):
         self._publication.bring_up_to_date()
         return sample_groups(self._actors, groups, weight_version=self._publication.sampler.version)
 
-    def splits(self) -> list[dict[str, Any]]:
+    def splits(self) -> list[SplitFacts]:
         """Of the training environment as the actors have it.
 
         Asked once: beside training, an actor would answer after its whole sample. With no actor to ask, nothing is

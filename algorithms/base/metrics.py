@@ -121,7 +121,7 @@ def step_counts(batch: RolloutBatch, learner_metrics: Mapping[str, float]) -> di
     steps = learner_metrics.get("num_optimizer_steps", 0.0)
     return {
         "responses": batch.num_samples,
-        "scored_responses": int(np.isfinite(batch.rewards).sum()),
+        "scored_responses": int(batch.scored.sum()),
         "comparable_groups": len(np.unique(batch.group_ids[scored_with_others(batch)])),
         "trained_tokens": batch.num_trained_tokens,
         "optimizer_steps": steps,
@@ -176,7 +176,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     Raises:
         ValueError: if no response could be scored.
     """
-    rewards = batch.rewards[np.isfinite(batch.rewards)]
+    rewards = batch.rewards[batch.scored]
     if not len(rewards):
         raise ValueError(f"None of the {batch.num_samples} responses could be scored; look at the actors' warnings.")
     comparable = scored_with_others(batch)
@@ -201,7 +201,7 @@ def lifetime_counts(batch: RolloutBatch, *, prompts_too_long: int, groups_sample
     return {
         NUM_ENV_STEPS_SAMPLED_LIFETIME: batch.num_samples,
         "num_response_tokens_lifetime": batch.num_response_tokens,
-        "unscorable_responses_lifetime": int((~np.isfinite(batch.rewards)).sum()),
+        "unscorable_responses_lifetime": int((~batch.scored).sum()),
         "prompts_too_long_lifetime": prompts_too_long,
         "groups_sampled_again_lifetime": groups_sampled_again,
     }
@@ -220,11 +220,10 @@ def evaluation_metrics(batch: RolloutBatch, *, prompts_too_long: int) -> dict[st
     left out, it would raise the mean (MATH 10.4).
 
     Args:
-        batch: one answer to each problem that could be played; NaN is the reward of one that could not be scored.
+        batch: one answer to each problem that could be played.
         prompts_too_long: problems that could not be played.
     """
-    scored = np.isfinite(batch.rewards)
-    rewards = np.concatenate([np.where(scored, batch.rewards, 0.0), np.zeros(prompts_too_long)])
+    rewards = np.concatenate([np.where(batch.scored, batch.rewards, 0.0), np.zeros(prompts_too_long)])
     return {
         "episode_return_mean": float(rewards.mean()),
         "episode_return_min": float(rewards.min()),
@@ -232,7 +231,7 @@ def evaluation_metrics(batch: RolloutBatch, *, prompts_too_long: int) -> dict[st
         "response_length_mean": float(batch.response_lengths.mean()),
         "truncated_fraction": float((batch.finish_reasons == FINISH_LENGTH).mean()),
         "num_episodes": float(len(rewards)),
-        "unscorable_responses": float((~scored).sum()),
+        "unscorable_responses": float((~batch.scored).sum()),
         "prompts_too_long": float(prompts_too_long),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.offline.offline_data import OfflineData
 
 from rlhf_algos.algorithms.base.saved_batches import batch_files
-from rlhf_algos.algorithms.base.source import BatchSource, Rollouts
-from rlhf_algos.batch import RolloutBatch, read_header
+from rlhf_algos.algorithms.base.source import BatchSource, Rollouts, SplitFacts
+from rlhf_algos.batch import RolloutBatch, SampledWith, read_header
 from rlhf_algos.models import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ DECIDING_SETTINGS = ("model", "temperature", "top_p", "top_k")
 
 
 def require_same_settings(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], *, accepted: Sequence[str], file: Path
+    saved: SampledWith | None, wanted: SampledWith, *, accepted: Sequence[str], file: Path
 ) -> None:
     """Raises unless a saved batch was sampled with the settings of this configuration that decide log p.
 
@@ -32,22 +32,24 @@ def require_same_settings(
 
     Args:
         saved: settings of the batch.
-        wanted: those of the configuration, under the same names.
+        wanted: those of the configuration.
         accepted: names in which they may differ.
         file: of the batch.
 
     Raises:
         ValueError: names the setting, both values and what to do.
     """
-    unknown = [name for name in DECIDING_SETTINGS if name not in saved]
-    if unknown:
-        logger.warning("%s does not say with which %s it was sampled; it is taken as it is.", file, ", ".join(unknown))
+    if saved is None:
+        names = ", ".join(DECIDING_SETTINGS)
+        logger.warning("%s does not say with which %s it was sampled; it is taken as it is.", file, names)
+        return
     for name in DECIDING_SETTINGS:
-        if name in unknown or name in accepted or _same(name, saved[name], wanted[name]):
+        had, has = getattr(saved, name), getattr(wanted, name)
+        if name in accepted or _same(name, had, has):
             continue
         method = "language_model(path)" if name == "model" else f"sampling({name}=...)"
         raise ValueError(
-            f"{file} was sampled with {name}={saved[name]!r}, and this configuration has {name}={wanted[name]!r}: "
+            f"{file} was sampled with {name}={had!r}, and this configuration has {name}={has!r}: "
             "every ratio between trainer and sampler would be between two different distributions. Set "
             f"{method} to the batch's value, or accept the difference with "
             f"offline_data(accept_different=[{name!r}])."
@@ -82,12 +84,12 @@ class SavedBatches(OfflineData):
         self.config = config
         read = cache(read_header)
         self.files = batch_files(config.input_, read)
-        self.splits: list[dict[str, Any]] = []
-        wanted = {"model": config.language_model_path, **config.sampling_settings().as_dict()}
+        self.splits: list[SplitFacts] = []
+        wanted = SampledWith.from_dict({"model": config.language_model_path, **config.sampling_settings().as_dict()})
         for file in self.files:
             saved = read(file).settings
             require_same_settings(saved, wanted, accepted=config.accept_different, file=file)
-            split = {name: saved.get(name) for name in ("split", "split_rule")}
+            split: SplitFacts = {"split": None, "split_rule": None} if saved is None else saved.split_facts
             if split not in self.splits:
                 self.splits.append(split)
 
@@ -122,7 +124,7 @@ class SavedSource(BatchSource):
             )
         return Rollouts(batch, file=file)
 
-    def splits(self) -> list[dict[str, Any]]:
+    def splits(self) -> list[SplitFacts]:
         """Of the problems in all batches."""
         return self._batches.splits
 

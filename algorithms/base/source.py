@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf_algos.batch import RolloutBatch
+
+#: `split` and `split_rule` of the problems that are played; nothing, or None, where they are not known.
+SplitFacts = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class BatchSource(ABC):
         """
 
     @abstractmethod
-    def splits(self) -> list[dict[str, Any]]:
-        """`split` and `split_rule` of the problems that are trained on, each pair once; empty dicts where unknown."""
+    def splits(self) -> Sequence[SplitFacts]:
+        """Of the problems that are trained on."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

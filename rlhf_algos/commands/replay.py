@@ -112,7 +112,7 @@ def _parts(batch: Any, arguments: argparse.Namespace) -> dict[str, dict[str, flo
 
     return decompose_mismatch(
         batch,
-        model=arguments.model or str(batch.settings.get("model")),
+        model=arguments.model or batch.require_settings().model,
         sampler_model=arguments.sampler_model,
         fraction=arguments.fraction,
     )

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP, RolloutBatch
+from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP, RolloutBatch, SampledWith
+from rlhf_algos.rollout.engine import Generation
+from rlhf_algos.rollout.router_layout import RouterLayout
 from rlhf_algos.rollout.sampling import SamplingSettings
-from rlhf_algos.rollout.vllm_engine import Generation
 from rlhf_algos.routing_replay import moe_layer_routes, route_dtype
 
 # The total of the recorded head's probabilities may exceed 1 by float error, not by more.
@@ -20,28 +21,13 @@ _LOGPROB_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class RouterLayout:
-    """Where a model has routers.
-
-    Attributes:
-        moe_layers: decoder layers with a router.
-        num_decoder_layers: all of them.
-        num_experts: to choose from, which decides how routes are stored.
-    """
-
-    moe_layers: tuple[int, ...]
-    num_decoder_layers: int
-    num_experts: int
-
-
-@dataclass(frozen=True)
 class ScoredResponse:
-    """One finished episode: who it is, what was sampled, what it earned (NaN if nobody could say)."""
+    """One finished episode: who it is, what was sampled, what it earned (None if nobody could say)."""
 
     sample_id: int
     group_id: int
     generation: Generation
-    reward: float
+    reward: float | None
     weight_version: int
 
 
@@ -50,7 +36,7 @@ def assemble(
     sampling: SamplingSettings,
     *,
     router: RouterLayout | None,
-    settings: dict[str, Any],
+    settings: SampledWith | None,
 ) -> RolloutBatch:
     """Packs responses, in the given order, into flat arrays.
 
@@ -88,14 +74,14 @@ def assemble(
         group_ids=np.array([r.group_id for r in responses], dtype=np.int64),
         prompt_lengths=np.array([len(g.prompt_ids) for g in generations], dtype=np.int64),
         response_lengths=lengths,
-        rewards=np.array([r.reward for r in responses], dtype=np.float64),
+        rewards=np.array([np.nan if r.reward is None else r.reward for r in responses], dtype=np.float64),
         finish_reasons=np.array(
             [FINISH_STOP if g.finish_reason == "stop" else FINISH_LENGTH for g in generations], dtype=np.uint8
         ),
         prompt_ids=_flat([g.prompt_ids for g in generations], np.int64),
         response_ids=_flat([g.token_ids for g in generations], np.int64),
         # A response without a reward is not trained on.
-        loss_mask=np.repeat(np.isfinite([r.reward for r in responses]), lengths),
+        loss_mask=np.repeat(np.array([r.reward is not None for r in responses], dtype=bool), lengths),
         rollout_logprobs=_flat([g.logprobs for g in generations], np.float32),
         weight_versions=np.repeat(np.array([r.weight_version for r in responses], dtype=np.int64), lengths),
         head_ids=head_ids,

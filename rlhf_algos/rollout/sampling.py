@@ -43,6 +43,10 @@ class SamplingSettings:
         """Whether tokens are removed before sampling; then the support is recorded and the trainer renormalizes."""
         return self.top_p < 1.0 or self.top_k > 0
 
+    def greedy(self) -> SamplingSettings:
+        """The same settings, taking the most probable token each time."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0)
+
     def with_head(self, size: int) -> SamplingSettings:
         """The same settings, recording a head of `size` tokens."""
         return replace(self, record_head=size)

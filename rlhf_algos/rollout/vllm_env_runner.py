@@ -1,10 +1,8 @@
-"""The rollout actor: a vLLM engine that plays episodes of a prompt environment."""
+"""The rollout actor: RLlib's face of a vLLM engine, and of the player that plays episodes on it."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +12,31 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
-from transformers import AutoConfig
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import EnvCreator, Prompt, PromptSpace, UnicodeText, finite_reward
+from rlhf_algos.envs import PromptSpace, UnicodeText
 from rlhf_algos.importing import garbage_collection_paused
-from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
 from rlhf_algos.rollout.counted_start import counted_start
-from rlhf_algos.rollout.groups import require_same_prompts, split_facts, task_of
-from rlhf_algos.rollout.prompts import PromptTokenizer
-from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
-from rlhf_algos.rollout.scoring_mark import ScoringMark
-from rlhf_algos.rollout.vllm_engine import Generation, GenerationRequest, VLLMEngine
-from rlhf_algos.routing_replay import RouteReplayer, model_without_weights
+from rlhf_algos.rollout.engine import Engine
+from rlhf_algos.rollout.engine_weights import EngineWeights
+from rlhf_algos.rollout.environments import require_problems
+from rlhf_algos.rollout.groups import split_facts, task_of
+from rlhf_algos.rollout.plans import Episode, plan_of_evaluation, plan_of_groups
+from rlhf_algos.rollout.player import Player
+from rlhf_algos.rollout.router_layout import router_layout
+from rlhf_algos.rollout.settings import RolloutConfig, RolloutSettings
+from rlhf_algos.rollout.stages import Stage, stages_of
+from rlhf_algos.rollout.vllm_engine import VLLMEngine
 from rlhf_algos.weight_sync import MismatchInjection, checkpoint_layout
 
-logger = logging.getLogger(__name__)
-
-# What is played: groups to train on, or the problems of an evaluation.
-TRAINING, EVALUATION = "training", "evaluation"
-# Keep the noise of training, of sampled evaluation and of environments apart.
-_NOISE = {TRAINING: 0, EVALUATION: 1}
-_ENVIRONMENT_NOISE = 2
+#: What an actor's call returns: a batch, or None if it played nothing, and the ids whose prompt leaves no room.
+Played = tuple[RolloutBatch | None, list[int]]
 
 
-def router_layout(config: Any) -> RouterLayout:
-    """Where the configured model has routers."""
-    model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
-    routers = RouteReplayer(model_without_weights(model_config, trust_remote_code=config.trust_remote_code))
-    return RouterLayout(routers.decoder_layers, model_config.num_hidden_layers, routers.num_experts)
-
-
-def tokenizer_of(config: Any) -> PromptTokenizer:
-    """The model's tokenizer, with the configured ids that end a response."""
-    return PromptTokenizer(
-        config.model_path(), trust_remote_code=config.trust_remote_code, stop_token_ids=config.stop_token_ids
-    )
+def start_vllm(settings: RolloutSettings) -> Engine:
+    """The configured engine, with the weights on disk."""
+    own = {"trust_remote_code": settings.trust_remote_code, "seed": 0, "skip_tokenizer_init": True}
+    return VLLMEngine(settings.model_path, own | dict(settings.engine_args), record_routes=settings.record_routes)
 
 
 class VLLMEnvRunner(EnvRunner):
@@ -57,33 +44,40 @@ class VLLMEnvRunner(EnvRunner):
 
     Which tokens a sample gets depends on the run's seed, its group and its place in the group; neither on which
     actor samples it nor on how many actors there are.
+
+    Args:
+        config: RLlib's, asked for its `rollout_settings()`.
+        engine: samples in place of a vLLM that is started here.
+        kwargs: RLlib's.
+
+    Attributes:
+        settings: what the actor is configured with.
+        configuration: number of that configuration, counted by the driver.
+        engine: that samples.
+        checkpoint_layout: names and shapes of the weights that `load_weights` takes.
     """
 
-    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+    def __init__(self, *, config: RolloutConfig, engine: Engine | None = None, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
+        self._stages: tuple[Stage, ...] = ()
         # RLlib takes an error in here for a failure of the machine, restarts the actor and hides the error. Kept, it
         # reaches the driver with the first call.
         self._broken: Exception | SystemExit | None = None
         try:
             with garbage_collection_paused(), counted_start(kwargs.get("log_dir")):
-                self._construct(config)
+                self._construct(config.rollout_settings(), engine)
         except (Exception, SystemExit) as error:
             self._broken = error
 
-    def _construct(self, config: Any) -> None:
-        torch.set_num_threads(config.threads_per_env_runner())
-        self._environments: dict[str, list[gymnasium.Env[Any, str]]] = {}
-        self.configure(config)
-        self._router = router_layout(config) if self._sampling.record_routes else None
-        self._engine = VLLMEngine(
-            config.model_path(),
-            {"trust_remote_code": config.trust_remote_code, "seed": 0, "skip_tokenizer_init": True}
-            | config.vllm_engine_args(),
-            record_routes=self._sampling.record_routes,
-        )
-        self.checkpoint_layout = checkpoint_layout(config.model_path())
+    def _construct(self, settings: RolloutSettings, engine: Engine | None) -> None:
+        torch.set_num_threads(settings.threads)
+        self._take_over(settings, 0)
+        path, trust = settings.model_path, settings.trust_remote_code
+        self._router = router_layout(path, trust_remote_code=trust) if settings.record_routes else None
+        self.engine = engine or start_vllm(settings)
+        self.checkpoint_layout = checkpoint_layout(path)
 
-    def configure(self, config: Any, number: int = 0) -> None:
+    def configure(self, config: RolloutConfig, number: int = 0) -> None:
         """Takes over everything in a configuration but the engine; the actor has no weights afterwards.
 
         A configuration with another model or other engine arguments needs another actor.
@@ -92,34 +86,24 @@ class VLLMEnvRunner(EnvRunner):
             config: of training, or of an evaluation.
             number: of the configuration, counted by the driver; 0 is the one that an actor is made with.
         """
-        self.config, self.configuration = config, number
-        self._sampling: SamplingSettings = config.sampling_settings()
-        self._weight_version: int | None = None
-        self.injection: MismatchInjection | None = None
-        self._unusable: str | None = None
-        self._mark: ScoringMark | None = None
-        # An actor of an evaluation trains nothing, and plays the one thing with its own configuration.
-        evaluation = config if config.in_evaluation else config.get_evaluation_config_object()
-        self._configs: dict[str, Any] = {TRAINING: config, EVALUATION: evaluation}
+        self.config = config
+        self._take_over(config.rollout_settings(), number)
+
+    def _take_over(self, settings: RolloutSettings, number: int) -> None:
+        self.settings, self.configuration = settings, number
+        self._weights = EngineWeights()
         self.stop()
+        self._stages = self._training, self._evaluation = stages_of(settings)
         self.make_env()
-        training = tokenizer_of(config)
-        same = tuple(evaluation.stop_token_ids) == tuple(config.stop_token_ids)
-        self._tokenizers = {TRAINING: training, EVALUATION: training if same else tokenizer_of(evaluation)}
 
     # ---- what RLlib asks of an EnvRunner ----------------------------------------------------------------------
 
     def make_env(self) -> None:
         """Makes one environment, so that a broken one is noticed before the engine starts."""
-        self._creators: dict[str, EnvCreator] = {kind: of_kind.env_creator for kind, of_kind in self._configs.items()}
-        self.env = self._take_environments(EVALUATION if self.config.in_evaluation else TRAINING, 1)[0]
-        if self.config.evaluation_interval:
+        self.env = (self._evaluation if self.settings.in_evaluation else self._training).environments.first()
+        if self.settings.evaluation_is_due:
             # Now, and not at the first evaluation.
-            self._require_problems(self.config.evaluation_duration)
-
-    def split_drawn(self) -> dict[str, str]:
-        """Which problems this actor's own environment draws, and by which rule they were split."""
-        return split_facts(task_of(self.env))
+            self._require_problems(self.settings.evaluation_duration)
 
     def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
         """Observation and action space of every prompt environment."""
@@ -135,11 +119,7 @@ class VLLMEnvRunner(EnvRunner):
             raise self._broken
 
     def sample(self, **kwargs: Any) -> list[RolloutBatch]:
-        """RLlib's own call, which could not say what to play.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Raises RuntimeError: RLlib's own call could not say what to play."""
         raise RuntimeError(
             "A rollout actor is told which groups or problems to play, and with which weights: sample_groups and "
             "sample_evaluation."
@@ -151,57 +131,46 @@ class VLLMEnvRunner(EnvRunner):
 
     def get_state(self, components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """A rollout actor's only state is the version of its weights."""
-        return {WEIGHTS_SEQ_NO: self._weight_version}
+        return {WEIGHTS_SEQ_NO: self.weight_version}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Weights don't come this way (see `rlhf_algos.weight_sync`), so there is nothing to set."""
 
     def stop(self) -> None:
         """Closes the environments."""
-        for environments in self._environments.values():
-            for environment in environments:
-                environment.close()
-        self._environments.clear()
+        for stage in self._stages:
+            stage.environments.close()
 
     # ---- weights ----------------------------------------------------------------------------------------------
 
     @property
     def weight_version(self) -> int | None:
         """Version of the weights in the engine; None before the first arrived."""
-        return self._weight_version
+        return self._weights.version
+
+    @property
+    def injection(self) -> MismatchInjection | None:
+        """What was done to the weights on purpose; None before the first arrived."""
+        return self._weights.injection
 
     def load_weights(
-        self,
-        weights: Iterable[tuple[str, torch.Tensor]],
-        version: int,
-        *,
-        injection: MismatchInjection,
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, *, injection: MismatchInjection
     ) -> int:
-        """Replaces the engine's weights and acknowledges with the version.
-
-        Args:
-            weights: under checkpoint names, as the channel has brought them.
-            version: theirs.
-            injection: what was done to the trainer's on their way, on purpose.
-
-        Raises:
-            ValueError: if the weights are incomplete; the actor then refuses to sample until a whole set came.
-        """
-        self._weight_version, self._unusable = None, "its last weight update failed"
-        self._engine.load_weights(weights)
-        self._weight_version, self.injection, self._unusable = version, injection, None
+        """Replaces the engine's weights and acknowledges with the version; see `EngineWeights.load`."""
+        self._weights.load(self.engine, weights, version, injection=injection)
         return version
 
     def use_loaded_weights(self) -> None:
         """Makes the weights that the engine loaded from disk version 0, if no others have arrived."""
-        if self._weight_version is None and self._unusable is None:
-            self._weight_version = 0
+        self._weights.use_those_from_disk()
 
     # ---- sampling ---------------------------------------------------------------------------------------------
 
-    def sample_groups(
-        self, group_ids: Sequence[int], *, weight_version: int, mark: Path | None = None
-    ) -> tuple[RolloutBatch | None, list[int]]:
+    def split_drawn(self) -> dict[str, str]:
+        """Which problems this actor's own environment draws, and by which rule they were split."""
+        return split_facts(task_of(self.env))
+
+    def sample_groups(self, group_ids: Sequence[int], *, weight_version: int, mark: Path | None = None) -> Played:
         """Plays `group_size` episodes for each group.
 
         Args:
@@ -215,185 +184,38 @@ class VLLMEnvRunner(EnvRunner):
         Raises:
             RuntimeError: if the actor has other weights.
         """
-        self._require_version(weight_version)
-        self._mark = None if mark is None else ScoringMark(mark)
-        size = self.config.group_size
-        plan = [
-            (
-                group * size + member,
-                group,
-                {"seed": request_seed(self._seed_of(TRAINING), _ENVIRONMENT_NOISE, group) % 2**31},
-            )
-            for group in group_ids
-            for member in range(size)
-        ]
-        return self._play(plan, TRAINING, self._sampling)
+        settings = self.settings
+        plan = plan_of_groups(group_ids, size=settings.group_size, seed=settings.training.seed)
+        return self._play(self._training, plan, weight_version, mark)
 
     def sample_evaluation(
         self, indices: Sequence[int], *, greedy: bool, weight_version: int, mark: Path | None = None
-    ) -> tuple[RolloutBatch | None, list[int]]:
+    ) -> Played:
         """Plays the evaluation problems with the given indices, one episode each, as the evaluation is configured.
 
         Args:
-            indices: places in the evaluation environment's fixed order of problems.
+            indices: places in the evaluation environment's fixed order of problems; each is its episode's group.
             greedy: take the most probable token instead of sampling.
-            weight_version: the version the driver believes this actor to have.
-            mark: file that names the running episode, if this process ends in it.
-
-        Returns:
-            The batch (None if nothing could be played), and the indices of problems whose prompt does not fit.
+            weight_version, mark: as for `sample_groups`.
 
         Raises:
             ValueError: if there are fewer problems than the indices ask for.
             RuntimeError: if the actor has other weights.
         """
-        self._require_version(weight_version)
-        self._mark = None if mark is None else ScoringMark(mark)
+        self._weights.require(weight_version, actor=self.worker_index)
         self._require_problems(max(indices, default=-1) + 1)
-        plan = [(index, index, {"options": {"index": index}}) for index in indices]
-        return self._play(plan, EVALUATION, self._configs[EVALUATION].sampling_settings(greedy=greedy))
-
-    def _require_problems(self, count: int) -> None:
-        """Raises ValueError unless the evaluation's environment can be made and has so many problems."""
-        try:
-            task = task_of(self._take_environments(EVALUATION, 1)[0])
-        except Exception as error:
-            error.add_note(
-                "while making the environment of the evaluation, which gets split='heldout' if its constructor takes a "
-                "`split`; evaluation(evaluation_config={'env_config': {...}}) changes its arguments"
-            )
-            raise
-        if task.num_problems is not None and count > task.num_problems:
-            raise ValueError(
-                f"evaluation(evaluation_duration={self.config.evaluation_duration}): {task.name} has "
-                f"{task.num_problems} problems in split={task.split!r}; ask for that many at most."
-            )
-
-    def _seed_of(self, kind: str) -> int:
-        seed = self._configs[kind].seed
-        if seed is None:
-            raise ValueError("A rollout actor needs debugging(seed=...); an algorithm draws one at its start.")
-        return seed
-
-    def _require_version(self, version: int) -> None:
-        if self._unusable:
-            raise RuntimeError(f"Rollout actor {self.worker_index} can't sample: {self._unusable}.")
-        if self._weight_version != version:
-            raise RuntimeError(
-                f"Rollout actor {self.worker_index} has weight version {self._weight_version}, the driver expects "
-                f"{version}. Sampling with other weights would silently be off-policy."
-            )
+        plan = plan_of_evaluation(indices, seed=self.settings.evaluation.seed)
+        return self._play(self._evaluation, plan, weight_version, mark, greedy=greedy)
 
     def _play(
-        self,
-        plan: Sequence[tuple[int, int, dict[str, Any]]],
-        kind: str,
-        sampling: SamplingSettings,
-    ) -> tuple[RolloutBatch | None, list[int]]:
-        """Resets an environment per planned (sample, group, reset arguments), generates, steps, assembles."""
-        environments = self._take_environments(kind, len(plan))
-        # All resets before the first request: nothing is generated for a group that is none.
-        prompts: list[Prompt] = []
-        for (sample, group, reset), environment in zip(plan, environments, strict=True):
-            with self._marked(group, sample):
-                prompts.append(environment.reset(**reset)[0])
-        require_same_prompts([group for _, group, _ in plan], prompts, environments)
-        by_key: dict[str, tuple[int, int, gymnasium.Env[Any, str]]] = {}
-        too_long: list[int] = []
-        requests: list[GenerationRequest] = []
-        for (sample, group, _), environment, prompt in zip(plan, environments, prompts, strict=True):
-            choice = task_of(environment).control_tokens_in_prompt
-            prompt_ids = self._tokenizers[kind].encode(prompt, control_tokens=choice)
-            request = self._request(sample, prompt_ids, sampling, kind)
-            if request is None:
-                too_long.append(group)
-                continue
-            by_key[request.key] = (sample, group, environment)
-            requests.append(request)
-        too_long = list(dict.fromkeys(too_long))
-        if too_long:
-            logger.warning(
-                "The prompts of groups %s leave no room for a response in max_model_len=%d and were not sampled.",
-                too_long,
-                self._engine.max_model_len,
-            )
-        finished: dict[int, ScoredResponse] = {}
-        try:
-            for request in requests:
-                self._engine.add(request)
-            while self._engine.num_running:
-                for key, generation in self._engine.step():
-                    sample, group, environment = by_key[key]
-                    with self._marked(group, sample):
-                        finished[sample] = self._score(sample, group, environment, generation, kind)
-        except BaseException:
-            self._engine.abort_all()
-            raise
-        # In the plan's order, whatever order they finished in.
-        ordered = [finished[sample] for sample, _, _ in plan if sample in finished]
-        if not ordered:
-            return None, too_long
-        settings = {
-            "model": self.config.language_model_path,
-            "environment": str(self._configs[kind].env),
-            **split_facts(task_of(environments[0])),
-            "mismatch_injection": self.config.mismatch_injected().as_dict(),
-        } | sampling.as_dict()
-        return assemble(ordered, sampling, router=self._router, settings=settings), too_long
-
-    def _request(
-        self, sample: int, prompt_ids: list[int], sampling: SamplingSettings, kind: str
-    ) -> GenerationRequest | None:
-        room = self._engine.max_model_len - len(prompt_ids)
-        if room < 1:
-            return None
-        num_logprobs = sampling.record_head
-        if sampling.truncates:
-            # With top-p alone any number of tokens may be left.
-            # Tokens that tie with the last one kept are kept too, and more than top_k come back.
-            num_logprobs = 2 * sampling.top_k + 8 if sampling.top_k else self._engine.vocabulary_size
-        return GenerationRequest(
-            key=f"{kind}-{sample}",
-            prompt_ids=prompt_ids,
-            max_tokens=min(room, sampling.max_response_tokens),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            num_logprobs=min(num_logprobs, self._engine.vocabulary_size),
-            stop_token_ids=tuple(sorted(self._tokenizers[kind].end_ids)),
-            seed=request_seed(self._seed_of(kind), _NOISE[kind], sample),
+        self, stage: Stage, plan: Sequence[Episode], version: int, mark: Path | None, *, greedy: bool = False
+    ) -> Played:
+        self._weights.require(version, actor=self.worker_index)
+        player = Player(
+            self.engine, stage.environments, stage.tokenizer, self.settings, stage.play, router=self._router
         )
+        player.start(plan, weight_version=version, greedy=greedy, mark=mark)
+        return player.advance(), player.too_long
 
-    def _score(
-        self, sample: int, group: int, environment: gymnasium.Env[Any, str], generation: Generation, kind: str
-    ) -> ScoredResponse:
-        task = task_of(environment)
-        text = self._tokenizers[kind].decode(generation.token_ids, special_tokens=task.special_tokens_in_response)
-        try:
-            _, value, terminated, truncated, _ = environment.step(text)
-            # A step of the task's own and wrappers can return anything.
-            reward = finite_reward(value, task.name, f"sample {sample} of group {group}, response={text!r}")
-        # A reward that calls sys.exit() is one that could not be computed, not the end of this actor.
-        except (Exception, SystemExit) as error:
-            if self._configs[kind].unscorable_responses == "stop":
-                error.add_note(f"while scoring sample {sample} of group {group}; the run was stopped")
-                raise
-            logger.warning("Sample %d of group %d can't be scored and is left out: %r", sample, group, error)
-            reward, terminated, truncated = float("nan"), True, False
-        if not (terminated or truncated):
-            raise ValueError(
-                f"{environment.unwrapped} asked for another turn after sample {sample}; this rollout actor plays "
-                "single-turn environments: return terminated=True from step()."
-            )
-        version = -1 if self._weight_version is None else self._weight_version
-        return ScoredResponse(sample, group, generation, reward, version)
-
-    def _marked(self, group: int, sample: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._mark is None else self._mark.of(group, sample)
-
-    def _take_environments(self, kind: str, count: int) -> list[gymnasium.Env[Any, str]]:
-        """`count` environments, kept for the next call: every running episode holds its own state."""
-        pool = self._environments.setdefault(kind, [])
-        while len(pool) < count:
-            pool.append(self._creators[kind]())
-        return pool[:count]
+    def _require_problems(self, count: int) -> None:
+        require_problems(self._evaluation.environments, count, asked=self.settings.evaluation_duration)

@@ -10,7 +10,7 @@ in three ways that together cover every parameter:
 * *named*: a parameter that vLLM neither buffers nor counts (a router's correction bias) must be among the names that
   the model reports as loaded.
 
-The private names used here stand in the table of `rlhf_algos.rollout.vllm_engine`.
+The private names used here stand in the table of `rlhf_algos.rollout.vllm_private_parts`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,29 @@ import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+
+# Of each worker of this process, what is known about its model's loading.
+_RELOADS: WeakKeyDictionary[Any, WeightReload] = WeakKeyDictionary()
+
+
+def load_in_worker(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Replaces the weights of one worker; what every worker of an engine runs (`LLMEngine.collective_rpc`).
+
+    Args:
+        worker: vLLM's.
+        weights: tensors under checkpoint names.
+
+    Raises:
+        ValueError: see `WeightReload.load`.
+    """
+    reload = _RELOADS.get(worker)
+    if reload is None:
+        reload = _RELOADS[worker] = WeightReload(worker.get_model(), worker.vllm_config)
+    reload.load(weights)
 
 
 class WeightReload:
@@ -30,12 +50,15 @@ class WeightReload:
     Args:
         model: vLLM's, loaded.
         vllm_config: the engine's.
+
+    Attributes:
+        in_place: names of the layers that the model writes past their loaders, as far as loading showed them.
     """
 
     def __init__(self, model: nn.Module, vllm_config: Any) -> None:
         self._model = model
         self._vllm_config = vllm_config
-        self._in_place: set[str] = set()
+        self.in_place: set[str] = set()
         self._in_place_is_known = False
 
     @torch.inference_mode()
@@ -51,7 +74,7 @@ class WeightReload:
             weights = list(weights)
         missing, in_place = self._attempt(weights)
         if in_place and not self._in_place_is_known:
-            self._in_place |= in_place
+            self.in_place |= in_place
             missing, _ = self._attempt(weights)
         if missing:
             raise ValueError(
@@ -77,15 +100,15 @@ class WeightReload:
             initialize_layerwise_reload(self._model)
             whole = False
             try:
-                for name in self._in_place:
+                for name in self.in_place:
                     _fill_with_nan(name, layers[name])
                 with cheap_progress(self._vllm_config):
                     # None if a part of the model does not report what it loaded.
                     reported = cast(Any, self._model).load_weights(iter(weights)) or set()
-                not_counted = self._not_counted(layers, parameters)
-                passed_by = {name for name, numel, _ in not_counted if numel == 0 and _reports(reported, layers, name)}
-                missing = [f"{name} ({numel} of {wanted} numbers)" for name, numel, wanted in not_counted]
-                for name in sorted(self._in_place):
+                waiting = not_counted(layers, parameters, self.in_place)
+                passed_by = {name for name, numel, _ in waiting if numel == 0 and _reports(reported, layers, name)}
+                missing = [f"{name} ({numel} of {wanted} numbers)" for name, numel, wanted in waiting]
+                for name in sorted(self.in_place):
                     holes = _not_written(name, layers[name])
                     missing += holes
                     if not holes:
@@ -100,22 +123,31 @@ class WeightReload:
                 repack_tied_head(self._model)
         return missing, passed_by
 
-    def _not_counted(self, layers: dict[str, nn.Module], parameters: dict[str, set[Any]]) -> list[tuple[str, int, int]]:
-        """Layers that still wait for numbers: name, numbers that came, numbers wanted."""
-        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-        written: set[Any] = set()
-        waiting = []
-        for name, layer in layers.items():
-            info = get_layerwise_info(layer)
-            # vLLM resets the record of a layer as soon as it is whole.
-            wanted = _numbers_wanted(layer, info.load_numel_total) if info.can_load() else 0
-            if info.load_numel >= wanted or name in self._in_place:
-                written |= parameters[name]
-            else:
-                waiting.append((name, int(info.load_numel), wanted))
-        # Without parameters of its own (a rotary cache, a tied head, derived ones) a layer needs no tensor.
-        return [(name, numel, wanted) for name, numel, wanted in waiting if parameters[name] - written]
+def not_counted(
+    layers: dict[str, nn.Module], parameters: dict[str, set[Any]], in_place: set[str]
+) -> list[tuple[str, int, int]]:
+    """Layers that still wait for numbers: name, numbers that came, numbers wanted.
+
+    Args:
+        layers: of the model, by name.
+        parameters: of each layer, the marks of those that it has in checkpoint layout.
+        in_place: layers that are written past their loaders, and counted nowhere.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    written: set[Any] = set()
+    waiting = []
+    for name, layer in layers.items():
+        info = get_layerwise_info(layer)
+        # vLLM resets the record of a layer as soon as it is whole.
+        wanted = _numbers_wanted(layer, info.load_numel_total) if info.can_load() else 0
+        if info.load_numel >= wanted or name in in_place:
+            written |= parameters[name]
+        else:
+            waiting.append((name, int(info.load_numel), wanted))
+    # Without parameters of its own (a rotary cache, a tied head, derived ones) a layer needs no tensor.
+    return [(name, numel, wanted) for name, numel, wanted in waiting if parameters[name] - written]
 
 
 def _checkpoint_parameters(name: str, layer: nn.Module) -> set[Any]:

@@ -13,7 +13,7 @@ from rlhf_algos.algorithms.base import saved_source
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder, batch_files, batch_folder_of
 from rlhf_algos.algorithms.base.saved_source import SavedBatches, SavedSource, warn_of_other_advantages
 from rlhf_algos.algorithms.grpo import GRPOConfig
-from rlhf_algos.batch import RolloutBatch, read_header
+from rlhf_algos.batch import RolloutBatch, SampledWith, read_header
 from rlhf_algos.models import resolve_model
 from tests.learner.conftest import make_batch
 
@@ -21,7 +21,7 @@ SETTINGS = {"model": "rlhf_algos/tiny-moe", "temperature": 1.0, "top_p": 1.0, "t
 
 
 def batch(seed=0, **settings) -> RolloutBatch:
-    return dataclasses.replace(make_batch([2, 3], seed=seed), settings=SETTINGS | settings)
+    return dataclasses.replace(make_batch([2, 3], seed=seed), settings=SampledWith(**SETTINGS | settings))
 
 
 def offline(folder, **options) -> GRPOConfig:
@@ -129,7 +129,7 @@ def test_batches_of_another_distribution_are_refused_unless_accepted(tmp_path, n
         SavedBatches(offline(tmp_path))
     assert f"accept_different=['{name}']" in str(error.value)
     accepted = SavedSource(SavedBatches(offline(tmp_path, accept_different=[name])))
-    assert [accepted.next(0).batch.settings[name] for _ in range(2)] == [wanted, saved]
+    assert [getattr(accepted.next(0).batch.settings, name) for _ in range(2)] == [wanted, saved]
     other = "top_k" if name != "top_k" else "top_p"
     with pytest.raises(ValueError, match=rf"sampled with {name}="):
         SavedBatches(offline(tmp_path, accept_different=[other]))
@@ -157,7 +157,7 @@ def test_settings_that_are_no_such_setting_are_refused(tmp_path):
 def test_what_a_batch_does_not_say_and_what_is_ahead_is_warned_about(tmp_path, caplog):
     ahead = batch()
     ahead = dataclasses.replace(ahead, weight_versions=ahead.weight_versions + 9)
-    for number, saved in enumerate([batch(), ahead, dataclasses.replace(batch(), settings={})]):
+    for number, saved in enumerate([batch(), ahead, dataclasses.replace(batch(), settings=None)]):
         saved.save(tmp_path / f"{number}.safetensors")
     with caplog.at_level(logging.WARNING):
         source = SavedSource(SavedBatches(offline(tmp_path)))

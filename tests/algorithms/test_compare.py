@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_algos.algorithms.compare import REFERENCE, Setting, all_settings, compare_settings, learner_for
+from rlhf_algos.batch import SampledWith
 from tests.learner.conftest import make_batch
 
 
@@ -31,7 +32,7 @@ def sampled_by(batch, path, log_ratio):
         rollout_logprobs=(own - np.asarray(log_ratio, np.float32)).astype(np.float32),
         head_ids=order.numpy().astype(np.int32),
         head_logprobs=full.gather(1, order).numpy().astype(np.float32),
-        settings={"model": str(path)},
+        settings=SampledWith(model=str(path), temperature=1.0, top_p=1.0, top_k=0),
     )
 
 
@@ -92,13 +93,16 @@ def test_the_reference_can_be_chosen(peaked_models):
 
 
 def test_only_what_the_batch_allows(peaked_models):
-    batch = dataclasses.replace(make_batch([4, 2]), settings={"model": str(peaked_models["untied"])})
+    said = SampledWith(model=str(peaked_models["untied"]), temperature=1.0, top_p=1.0, top_k=0)
+    batch = dataclasses.replace(make_batch([4, 2]), settings=said)
     with pytest.raises(ValueError, match="no recorded head"):
         compare_settings(batch, [Setting(score_centering=True)])
     with pytest.raises(ValueError, match="the batch has no routes"):
         compare_settings(batch, [Setting(router_replay="r3")])
     with pytest.raises(ValueError, match="does not name its model"):
-        compare_settings(dataclasses.replace(batch, settings={}), [Setting()])
+        compare_settings(dataclasses.replace(batch, settings=None), [Setting()])
+    with pytest.raises(ValueError, match=r"does not say how it was sampled: .*temperature=\.\.\."):
+        compare_settings(dataclasses.replace(batch, settings=None), [Setting()], model=said.model)
     later = dataclasses.replace(batch, weight_versions=batch.weight_versions + 7)
     with pytest.raises(ValueError, match="sampled at weight version 7, and .* has those of version 0"):
         compare_settings(later, [Setting()])

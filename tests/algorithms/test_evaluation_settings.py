@@ -1,8 +1,8 @@
 """Everything that an evaluation may set arrives where it acts, however the configuration came about."""
 
 import json
+from unittest.mock import call, patch
 
-import numpy as np
 import pytest
 
 from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS, is_held_out
@@ -15,10 +15,10 @@ from rlhf_algos.envs import PromptEnv, RewardError
 from rlhf_algos.envs.addition import Addition, addition_key
 from rlhf_algos.envs.splits import split_of
 from rlhf_algos.rollout.groups import split_facts
-from tests.fake_engine import fake_runner
+from rlhf_algos.weight_sync.mismatch_injection import NO_INJECTION
+from tests.fake_engine import ZERO, FakeEngine, fake_runner, prompts_of
 
-# Ids of the bundled tokenizer: its digits begin at 22, 1 and 2 end a response.
-ONE, END = 23, 1
+ONE = ZERO + 1
 
 
 class Other(PromptEnv):
@@ -29,11 +29,6 @@ class Other(PromptEnv):
 
     def reward(self, response):
         return 0.0
-
-
-class Unscorable(Other):
-    def reward(self, response):
-        raise RuntimeError("nobody can say")
 
 
 def training_config(**evaluation):
@@ -50,10 +45,9 @@ def training_config(**evaluation):
 def played(runner, indices=range(200), *, greedy=False):
     """Prompts as text, the requests made for them, and the batch."""
     batch, too_long = runner.sample_evaluation(indices, greedy=greedy, weight_version=0)
-    requests = runner._engine.requests[-len(indices) :]
-    texts = [runner._tokenizers["evaluation"]._tokenizer.decode(request.prompt_ids) for request in requests]
+    requests = runner.engine.requests[-len(indices) :]
     assert not too_long
-    return texts, requests, batch
+    return prompts_of(requests), requests, batch
 
 
 def splits_of(texts):
@@ -68,7 +62,7 @@ def splits_of(texts):
 def plays_other_environment(runner):
     texts, _, batch = played(runner, range(20))
     assert all(text.startswith("q") for text in texts)
-    assert "Other" in batch.settings["environment"]
+    assert "Other" in batch.settings.environment
 
 
 def plays_three_digits(runner):
@@ -79,20 +73,20 @@ def plays_three_digits(runner):
 def plays_the_asked_split(runner):
     texts, _, batch = played(runner)
     assert splits_of(texts) == {"train", "heldout"}
-    assert batch.settings["split"] == "all"
+    assert batch.settings.split == "all"
 
 
 def plays_heldout_problems(runner):
     texts, _, batch = played(runner)
     assert len(set(texts)) == 200
     assert splits_of(texts) == {"heldout"}
-    assert batch.settings["split"] == "heldout"
+    assert batch.settings.split == "heldout"
 
 
 def samples_at_half_temperature(runner):
     _, requests, batch = played(runner, range(3))
     assert {request.temperature for request in requests} == {0.5}
-    assert batch.settings["temperature"] == 0.5
+    assert batch.settings.temperature == 0.5
     _, requests, _ = played(runner, range(3), greedy=True)
     assert {request.temperature for request in requests} == {0.0}
 
@@ -100,13 +94,13 @@ def samples_at_half_temperature(runner):
 def samples_with_top_p(runner):
     _, requests, batch = played(runner, range(3))
     assert {request.top_p for request in requests} == {0.25}
-    assert batch.settings["top_p"] == 0.25
+    assert batch.settings.top_p == 0.25
 
 
 def samples_with_top_k(runner):
     _, requests, batch = played(runner, range(3))
     assert {request.top_k for request in requests} == {3}
-    assert batch.settings["top_k"] == 3
+    assert batch.settings.top_k == 3
 
 
 def answers_with_two_tokens_at_most(runner):
@@ -122,7 +116,10 @@ def ends_at_its_own_stop_id(runner):
         assert {request.stop_token_ids for request in requests} == {(1, 2, ONE)}
         assert (batch.finish_reasons == 0).all()
     # The id that ended the response is no part of the text that is scored.
-    assert runner._tokenizers["evaluation"].decode([ONE]) == ""
+    runner.engine.answer = lambda request: [ONE]
+    with patch.object(Addition, "reward", return_value=0.0) as reward:
+        played(runner, range(3))
+    assert reward.call_args_list == [call("")] * 3
 
 
 def has_noise_of_its_own(runner):
@@ -131,10 +128,9 @@ def has_noise_of_its_own(runner):
 
 
 def leaves_out_what_cannot_be_scored(runner):
-    runner._creators["evaluation"] = lambda: Unscorable(split="all")
-    runner._environments.clear()
-    _, _, batch = played(runner, range(3))
-    assert np.isnan(batch.rewards).all()
+    with patch.object(Addition, "reward", side_effect=RuntimeError("nobody can say")):
+        _, _, batch = played(runner, range(3))
+    assert not batch.scored.any()
 
 
 SEEDS_OF_RUN = [request.seed for request in played(fake_runner(training_config()), range(3))[1]]
@@ -257,8 +253,7 @@ def test_an_evaluation_is_held_out_unless_told_otherwise():
     assert config.env_creator().unwrapped.split == "train"
     runner = fake_runner(config)
     trained, _ = runner.sample_groups(range(40), weight_version=0)
-    texts = [runner._tokenizers["training"]._tokenizer.decode(r.prompt_ids) for r in runner._engine.requests]
-    assert splits_of(texts) == {"train"} and trained.settings["split"] == "train"
+    assert splits_of(prompts_of(runner.engine.requests)) == {"train"} and trained.settings.split == "train"
     assert splits_of(played(runner)[0]) == {"heldout"}
 
 
@@ -306,7 +301,7 @@ def test_an_environment_without_a_split_plays_what_it_has():
     evaluation = config.get_evaluation_config_object()
     assert evaluation.env_config == {}
     batch, _ = fake_runner(config).sample_evaluation(range(3), greedy=False, weight_version=0)
-    assert batch.settings["split"] == "all"
+    assert batch.settings.split == "all"
     assert batch.rewards.tolist() == [1.0, 1.0, 0.0]
 
 
@@ -317,11 +312,18 @@ def test_more_problems_than_there_are_is_an_error_that_names_the_option():
         fake_runner(config).sample_evaluation(range(900), greedy=False, weight_version=0)
 
 
+class Refusing(FakeEngine):
+    def load(self, weights):
+        raise ValueError("a tensor is missing")
+
+
 def test_an_evaluation_checks_the_weights():
-    runner = fake_runner(as_config(GRPOConfig(), training_config()))
+    runner = fake_runner(as_config(GRPOConfig(), training_config()), engine=Refusing())
     with pytest.raises(RuntimeError, match="has weight version 0, the driver expects 3"):
         runner.sample_evaluation([0], greedy=False, weight_version=3)
-    runner._unusable = "its last weight update failed"
+    with pytest.raises(ValueError, match="a tensor is missing"):
+        runner.load_weights([], 3, injection=NO_INJECTION)
+    assert runner.weight_version is None
     with pytest.raises(RuntimeError, match="its last weight update failed"):
         runner.sample_evaluation([0], greedy=False, weight_version=0)
 
@@ -463,9 +465,9 @@ def test_a_whole_configuration_is_no_evaluation_config():
 
 def test_what_cannot_be_scored_or_played_counts_as_wrong_and_is_reported():
     """Rewards 1, 1, 0 and seven without one: 2 of 10, not 2 of 3."""
-    from tests.algorithms.test_unscorable_responses import NAN, batch_of
+    from tests.algorithms.test_unscorable_responses import batch_of
 
-    batch = batch_of(*[[reward] for reward in (1.0, 1.0, 0.0, *[NAN] * 5)])
+    batch = batch_of(*[[reward] for reward in (1.0, 1.0, 0.0, *[None] * 5)])
     metrics = evaluation_metrics(batch, prompts_too_long=2)
     assert metrics["episode_return_mean"] == pytest.approx(0.2)
     assert metrics["num_episodes"] == 10

@@ -17,10 +17,8 @@ from rlhf_algos.algorithms.base.metrics import (
     step_counts,
 )
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.engine import Generation
 from rlhf_algos.rollout.sampling import SamplingSettings
-from rlhf_algos.rollout.vllm_engine import Generation
-
-NAN = float("nan")
 
 
 def batch_of(groups, *, tokens, version=0, finish="stop"):
@@ -32,11 +30,11 @@ def batch_of(groups, *, tokens, version=0, finish="stop"):
         )
         for sample, (group, reward) in enumerate(rewards)
     ]
-    return with_advantages(assemble(responses, SamplingSettings(), router=None, settings={}), normalize_std=False)
+    return with_advantages(assemble(responses, SamplingSettings(), router=None, settings=None), normalize_std=False)
 
 
 # 8 responses of 2 tokens, one unscored; then 4 of 6 tokens, cut off, sampled two versions ago.
-FIRST = batch_of([[1.0, 0.0, 1.0, NAN], [0.5, 0.5, 0.5, 0.5]], tokens=2, version=5)
+FIRST = batch_of([[1.0, 0.0, 1.0, None], [0.5, 0.5, 0.5, 0.5]], tokens=2, version=5)
 SECOND = batch_of([[0.0, 0.0, -1.0, 0.0]], tokens=6, version=3, finish="length")
 LEARNER_FIRST = {
     "loss": 1.0,

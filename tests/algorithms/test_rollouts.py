@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from rlhf_algos.algorithms.base.reset import as_config
@@ -12,7 +11,7 @@ from rlhf_algos.algorithms.base.rollouts import Actors, play_all, sample_groups
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.rollout.scoring_mark import Mark, ScoringMark, read_mark
-from tests.fake_engine import Death, FakeGroup, fake_runner
+from tests.fake_engine import Death, FakeGroup, fake_runner, prompts_of
 
 
 class Deadly(PromptEnv):
@@ -54,7 +53,7 @@ def actors_of(config, tmp_path, count):
 def prompt_of_group(config, group):
     runner = fake_runner(config)
     runner.sample_groups([group], weight_version=0)
-    return runner._tokenizers["training"]._tokenizer.decode(runner._engine.requests[0].prompt_ids)
+    return prompts_of(runner.engine.requests)[0]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -115,7 +114,7 @@ def test_a_reward_that_calls_exit_is_one_that_could_not_be_computed(config, erro
     assert "while scoring sample 8 of group 4" in raised.value.__notes__[0]
     leave_out = as_config(GRPOConfig(), stop.copy(copy_frozen=False).training(unscorable_responses="leave_out"))
     batch, _ = fake_runner(leave_out).sample_groups([4], weight_version=0)
-    assert np.isnan(batch.rewards).all() and not batch.loss_mask.any()
+    assert not batch.scored.any() and not batch.loss_mask.any()
 
 
 def test_the_mark_outlives_its_process(tmp_path):

@@ -74,10 +74,8 @@ def test_a_reset_draws_anew():
 
 
 def test_processes_refuse_to_make_one_up():
-    runner = object.__new__(VLLMEnvRunner)
-    runner._configs = {"training": base()}
     with pytest.raises(ValueError, match=r"needs debugging\(seed=...\)"):
-        runner._seed_of("training")
+        VLLMEnvRunner(config=base()).require_constructed()
     learner = object.__new__(GRPOLearner)
     learner.config, learner._weights_seq_no = base().training(minibatch_size=2), 0
     batch = type("Batch", (), {"num_samples": 4})

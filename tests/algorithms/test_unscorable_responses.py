@@ -6,10 +6,8 @@ import pytest
 from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.metrics import rollout_metrics
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.engine import Generation
 from rlhf_algos.rollout.sampling import SamplingSettings
-from rlhf_algos.rollout.vllm_engine import Generation
-
-NAN = float("nan")
 
 
 def batch_of(*groups):
@@ -19,12 +17,12 @@ def batch_of(*groups):
         ScoredResponse(sample, group, Generation([7], [5, 2], [-0.1, -0.2], finish_reason="stop"), reward, 0)
         for sample, (group, reward) in enumerate(rewards)
     ]
-    return assemble(responses, SamplingSettings(), router=None, settings={})
+    return assemble(responses, SamplingSettings(), router=None, settings=None)
 
 
 def test_the_others_are_compared_with_each_other():
     """Mean 1/3 and population standard deviation sqrt(2)/3 of the three that have a reward."""
-    batch = with_advantages(batch_of([1.0, 0.0, NAN, 0.0]), normalize_std=True)
+    batch = with_advantages(batch_of([1.0, 0.0, None, 0.0]), normalize_std=True)
     assert batch.advantages == pytest.approx([np.sqrt(2), -np.sqrt(0.5), 0.0, -np.sqrt(0.5)], abs=1e-5)
     assert batch.loss_mask.tolist() == [True] * 4 + [False] * 2 + [True] * 2
     metrics = rollout_metrics(batch)
@@ -33,7 +31,7 @@ def test_the_others_are_compared_with_each_other():
 
 
 def test_one_that_is_alone_has_no_advantage_and_an_empty_group_is_skipped():
-    batch = with_advantages(batch_of([NAN, 1.0, NAN, NAN], [NAN] * 4, [1.0, 0.0, 1.0, 0.0]), normalize_std=False)
+    batch = with_advantages(batch_of([None, 1.0, None, None], [None] * 4, [1.0, 0.0, 1.0, 0.0]), normalize_std=False)
     assert batch.advantages.tolist() == [0.0] * 8 + [0.5, -0.5, 0.5, -0.5]
     assert batch.loss_mask.reshape(12, 2)[:, 0].tolist() == [False, True] + [False] * 6 + [True] * 4
     assert rollout_metrics(batch)["zero_std_group_fraction"] == 0.0
@@ -41,4 +39,4 @@ def test_one_that_is_alone_has_no_advantage_and_an_empty_group_is_skipped():
 
 def test_nothing_scored_at_all_is_an_error():
     with pytest.raises(ValueError, match="None of the 4 responses could be scored"):
-        rollout_metrics(batch_of([NAN] * 4))
+        rollout_metrics(batch_of([None] * 4))

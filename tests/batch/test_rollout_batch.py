@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_algos.batch import RolloutBatch, read_header
+from rlhf_algos.batch import RolloutBatch, SampledWith, read_header
 from tests.learner.conftest import make_batch
+
+SAID = SampledWith(model="tiny", temperature=1.0, top_p=1.0, top_k=0, environment="客")
 
 
 def full_batch(lengths, seed=0) -> RolloutBatch:
@@ -24,7 +26,7 @@ def full_batch(lengths, seed=0) -> RolloutBatch:
         support_ids=rng.integers(0, 99, int(support_lengths.sum())).astype(np.int32),
         support_logprobs=rng.normal(size=int(support_lengths.sum())).astype(np.float32),
         routes=rng.integers(0, 8, (len(batch.prompt_ids) + tokens - batch.num_samples, 2, 2)).astype(np.uint8),
-        settings={"temperature": 1.0, "environment": "客"},
+        settings=SAID,
     )
 
 
@@ -141,10 +143,101 @@ def test_a_changed_file_is_noticed(tmp_path):
 def test_the_hash_is_that_of_the_content():
     batch = full_batch([2, 3])
     assert batch.content_hash == full_batch([2, 3]).content_hash
-    assert dataclasses.replace(batch, settings={"temperature": 0.5}).content_hash != batch.content_hash
+    assert (
+        dataclasses.replace(batch, settings=dataclasses.replace(SAID, temperature=0.5)).content_hash
+        != batch.content_hash
+    )
     changed = batch.rollout_logprobs.copy()
     changed[-1] += 1e-6
     assert dataclasses.replace(batch, rollout_logprobs=changed).content_hash != batch.content_hash
+
+
+def golden_batch(settings) -> RolloutBatch:
+    """Every field, written out; of the second sample nobody knows the reward."""
+    return RolloutBatch(
+        sample_ids=np.array([3, 1]),
+        group_ids=np.array([1, 0]),
+        prompt_lengths=np.array([2, 1]),
+        response_lengths=np.array([1, 2]),
+        rewards=np.array([0.5, np.nan]),
+        finish_reasons=np.array([0, 1], np.uint8),
+        prompt_ids=np.array([9, 8, 7]),
+        response_ids=np.array([5, 6, 8]),
+        loss_mask=np.array([True, False, False]),
+        rollout_logprobs=np.array([-0.5, -0.25, -1.5], np.float32),
+        weight_versions=np.array([4, 4, 5]),
+        head_ids=np.array([[5], [6], [8]], np.int32),
+        head_logprobs=np.array([[-0.5], [-0.25], [-1.5]], np.float32),
+        support_lengths=np.array([1, 0, 1]),
+        support_ids=np.array([5, 8], np.int32),
+        support_logprobs=np.array([0.0, 0.0], np.float32),
+        routes=np.array([[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]], np.uint8),
+        advantages=np.array([1.0, 0.0], np.float32),
+        settings=settings,
+    )
+
+
+# As a rollout actor writes them.
+RECORDED = {
+    "model": "rlhf_algos/tiny-moe",
+    "environment": "rlhf_algos/Addition-v0",
+    "split": "train",
+    "split_rule": "a.b of C, 0.1",
+    "mismatch_injection": {"weight_noise": 0.0, "rounding_bits": None, "lag": 0},
+    "temperature": 1.0,
+    "top_p": 0.5,
+    "top_k": 0,
+    "max_response_tokens": 16,
+    "stop_token_ids": [3],
+    "record_head": 0,
+    "record_routes": True,
+}
+
+
+@pytest.mark.parametrize(
+    "settings, content_hash",
+    [
+        (SampledWith.from_dict(RECORDED), "6c0959a9a84ad08bb611b290b8e915db62fbacd51765b8ba0999550241fd5152"),
+        (None, "8687232e09e6afe3c93370fe2777b49b835702f0593ec9da9e65034c427138fa"),
+    ],
+)
+def test_hashes_of_saved_batches_stay_what_they_are(tmp_path, settings, content_hash):
+    """Files that users have carry these hashes."""
+    batch = golden_batch(settings)
+    assert batch.content_hash == content_hash
+    assert read_header(batch.save(tmp_path / "batch")).content_hash == content_hash
+    assert RolloutBatch.load(tmp_path / "batch").settings == settings
+
+
+def test_a_batch_says_which_samples_have_a_reward():
+    batch = golden_batch(None)
+    assert batch.scored.tolist() == [True, False]
+    fewer = full_batch([2, 0, 3]).without_reward(np.array([True, False, False]))
+    assert fewer.scored.tolist() == [False, True, True]
+    assert fewer.loss_mask.tolist() == [False, False, True, True, True]
+
+
+def test_settings_come_back_and_missing_ones_are_an_error(tmp_path):
+    settings = SampledWith.from_dict(RECORDED)
+    assert settings.as_dict() == RECORDED and settings.stop_token_ids == (3,)
+    assert settings.split_facts == {"split": "train", "split_rule": "a.b of C, 0.1"}
+    assert set(SAID.as_dict()) == {"model", "temperature", "top_p", "top_k", "environment"}
+    with pytest.raises(ValueError, match=r"lack \['temperature', 'top_k'\] and have unknown \['a'\]"):
+        SampledWith.from_dict({"model": "m", "top_p": 1.0, "a": 1})
+    with pytest.raises(ValueError, match=r"settings=\{'a': 1\} must be a SampledWith"):
+        golden_batch({"a": 1})
+    assert golden_batch(settings).require_settings() is settings
+    with pytest.raises(ValueError, match="does not say how it was sampled"):
+        golden_batch(None).require_settings()
+
+
+def test_a_file_whose_settings_are_incomplete_is_refused(tmp_path):
+    from safetensors.numpy import save_file
+
+    metadata = {"format": "rlhf_algos.RolloutBatch", "format_version": "3", "settings": '{"model": "m"}'}
+    save_file({"a": np.zeros(2)}, tmp_path / "batch", metadata=metadata | {"content_hash": "0"})
+    with pytest.raises(ValueError, match=r"batch: The settings of a batch.* lack \['temperature'"):
+        read_header(tmp_path / "batch")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +261,9 @@ def test_batches_that_do_not_belong_together_are_refused():
     batch = make_batch([2, 3])
     other = dataclasses.replace(batch, sample_ids=batch.sample_ids + 50)
     with pytest.raises(ValueError, match="different settings"):
-        RolloutBatch.concatenate([batch, dataclasses.replace(other, settings={"temperature": 0.5})])
+        RolloutBatch.concatenate(
+            [batch, dataclasses.replace(other, settings=dataclasses.replace(SAID, temperature=0.5))]
+        )
     with pytest.raises(ValueError, match="advantages is recorded in 1 of 2 batches"):
         RolloutBatch.concatenate([batch, dataclasses.replace(other, advantages=None)])
     with pytest.raises(ValueError, match="at least one batch"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
@@ -118,7 +119,7 @@ def test_evaluation_plays_the_first_heldout_problems_and_none_that_is_trained_on
 
     def prompts(runner):
         batch, _ = runner.sample_evaluation(range(30), greedy=True, weight_version=runner.weight_version)
-        decode = runner._tokenizers["evaluation"]._tokenizer.decode
+        decode = AutoTokenizer.from_pretrained(runner.settings.model_path).decode
         return [decode(ids) for ids in np.split(batch.prompt_ids, np.cumsum(batch.prompt_lengths)[:-1])]
 
     actor = algorithm.env_runner_group.healthy_env_runner_ids()[0]
@@ -128,7 +129,7 @@ def test_evaluation_plays_the_first_heldout_problems_and_none_that_is_trained_on
 
 def test_saved_model_loads_and_agrees(first_run, tmp_path):
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     algorithm = first_run[0]
     path = algorithm.save_pretrained(tmp_path / "model")
@@ -190,13 +191,10 @@ def test_a_killed_actor_comes_back_with_current_weights_and_groups_stay_whole(ra
         assert len(pids) == 2
 
         def die_while_sampling(runner):
-            play = runner._play
-
-            def dying_play(*args, **kwargs):
+            def dying(*args, **kwargs):
                 os.kill(os.getpid(), signal.SIGKILL)
-                return play(*args, **kwargs)
 
-            runner._play = dying_play
+            runner.sample_groups = dying
 
         on_env_runners(group, die_while_sampling, actors=[1])
         result = algorithm.train()

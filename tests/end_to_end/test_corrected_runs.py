@@ -82,7 +82,7 @@ def test_rounded_sampler_weights_are_a_mismatch_that_evaluation_tells_apart(run,
     (learner, *_), (batch, *_), _ = run(config, 1)
     assert learner["train_rollout_logprob_abs_diff"] > 1e-2
     assert learner["tis_zero_fraction"] > 0 and learner["tis_weight"] < learner["tis"]
-    assert batch.settings["mismatch_injection"]["rounding_bits"] == 3
+    assert batch.settings.mismatch_injection["rounding_bits"] == 3
     evaluation = algorithm.evaluate()["env_runners"]
     assert evaluation["episode_return_mean"] != evaluation["sampler_episode_return_mean"]
     # The trainer's policy is evaluated with the trainer's own weights, and sampling goes on with the rounded ones.

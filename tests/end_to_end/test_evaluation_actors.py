@@ -91,7 +91,7 @@ def settings_of(algorithm):
 
     def asked(runner):
         batch, _ = runner.sample_evaluation([0], greedy=False, weight_version=runner.weight_version)
-        return batch.settings["temperature"], float(batch.rewards[0]), runner.config.seed
+        return batch.settings.temperature, float(batch.rewards[0]), runner.settings.evaluation.seed
 
     return set(on_env_runners(algorithm.eval_env_runner_group, asked).values())
 

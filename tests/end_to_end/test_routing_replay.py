@@ -218,10 +218,10 @@ def test_routes_do_not_depend_on_the_prefix_cache(ray_session, peaked_models):
         group = EnvRunnerGroup(config=config, local_env_runner=False)
 
         def sample(runner):
-            runner._weight_version = 0
+            runner.use_loaded_weights()
             # One group after the other, so that the second finds the first one's blocks.
             parts = [runner.sample_groups([group_id], weight_version=0)[0] for group_id in range(4)]
-            return RolloutBatch.concatenate(parts), runner._engine.cached_prompt_tokens
+            return RolloutBatch.concatenate(parts), runner.engine.cached_prompt_tokens
 
         try:
             (batches[caching],) = on_env_runners(group, sample).values()

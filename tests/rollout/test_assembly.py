@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP
-from rlhf_algos.rollout.assembly import RouterLayout, ScoredResponse, assemble
+from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP, SampledWith
+from rlhf_algos.rollout.assembly import ScoredResponse, assemble
+from rlhf_algos.rollout.engine import Generation
+from rlhf_algos.rollout.router_layout import RouterLayout
 from rlhf_algos.rollout.sampling import SamplingSettings, request_seed
-from rlhf_algos.rollout.vllm_engine import Generation, VLLMEngine
+from rlhf_algos.rollout.vllm_engine import require_sampled
+
+SAID = SampledWith(model="a", temperature=1.0, top_p=1.0, top_k=0)
 
 
 def response(sample, prompt, tokens, *, finish="stop", reward=1.0, routes=None, head=None, logprobs=None):
@@ -28,7 +32,7 @@ def test_arrays_stand_sample_by_sample():
         [response(1, [9, 8], [5, 2]), response(0, [7], [5, 6, 8], finish="length", reward=0.0)],
         SamplingSettings(),
         router=None,
-        settings={"a": 1},
+        settings=SAID,
     )
     assert batch.sample_ids.tolist() == [1, 0]
     assert batch.prompt_ids.tolist() == [9, 8, 7]
@@ -40,6 +44,7 @@ def test_arrays_stand_sample_by_sample():
     # The end token (2, which might be the padding id too) is trained like any other.
     assert batch.loss_mask.tolist() == [True] * 5
     assert batch.head_ids is None and batch.routes is None
+    assert batch.settings is SAID
 
 
 def test_routes_are_joined_by_position():
@@ -48,7 +53,7 @@ def test_routes_are_joined_by_position():
         [response(0, [7, 7], [5, 6], routes=rows)],
         SamplingSettings(record_routes=True),
         router=RouterLayout((0,), 1, 8),
-        settings={},
+        settings=None,
     )
     assert batch.routes[:, 0, 0].tolist() == [4, 4, 5]
 
@@ -60,13 +65,13 @@ def test_a_missing_route_is_an_error():
             [response(0, [7, 7], [5, 6], routes=rows)],
             SamplingSettings(record_routes=True),
             router=RouterLayout((0,), 1, 8),
-            settings={},
+            settings=None,
         )
 
 
 def test_a_missing_logprob_is_an_error():
     with pytest.raises(RuntimeError, match="Sample 4: vLLM returned 1 log-probabilities for 2 tokens"):
-        assemble([response(4, [7], [5, 6], logprobs=[-1.0])], SamplingSettings(), router=None, settings={})
+        assemble([response(4, [7], [5, 6], logprobs=[-1.0])], SamplingSettings(), router=None, settings=None)
 
 
 def test_nan_names_sample_and_token():
@@ -75,7 +80,7 @@ def test_nan_names_sample_and_token():
             [response(4, [7], [11, 7, 5], logprobs=[-0.42, -4.2, float("nan")])],
             SamplingSettings(),
             router=None,
-            settings={},
+            settings=None,
         )
 
 
@@ -97,8 +102,8 @@ def test_a_head_that_is_not_the_sampled_distribution_is_an_error(head_logprobs, 
     bad = response(4, [7], [token], head=([np.array([5, 6])], [np.array(head_logprobs)]), logprobs=[logprob])
     settings = SamplingSettings(record_head=2)
     with pytest.raises(RuntimeError, match=rf"Sample 4, token 0 \(id {token}\): {fault}"):
-        assemble([good, bad], settings, router=None, settings={})
-    assert assemble([good], settings, router=None, settings={}).head_ids.tolist() == [[5, 6]]
+        assemble([good, bad], settings, router=None, settings=None)
+    assert assemble([good], settings, router=None, settings=None).head_ids.tolist() == [[5, 6]]
 
 
 def test_support_of_truncated_sampling_is_what_has_probability():
@@ -107,7 +112,7 @@ def test_support_of_truncated_sampling_is_what_has_probability():
         [np.array([np.log(0.9), np.log(0.1), -np.inf]), np.array([0.0, -np.inf, -np.inf])],
     )
     sampled = response(0, [7], [5, 6], head=head, logprobs=[float(np.log(0.9)), 0.0])
-    batch = assemble([sampled], SamplingSettings(top_k=3), router=None, settings={})
+    batch = assemble([sampled], SamplingSettings(top_k=3), router=None, settings=None)
     assert batch.support_lengths.tolist() == [2, 1]
     assert batch.support_ids.tolist() == [5, 6, 6]
     assert batch.support_logprobs.tolist() == pytest.approx(np.log([0.9, 0.1, 1.0]).tolist(), abs=1e-6)
@@ -125,12 +130,12 @@ def test_a_support_that_was_not_sampled_from_is_an_error(ids, probabilities, fau
     head = ([np.array(ids)], [np.log(probabilities)])
     sampled = response(4, [7], [5], head=head, logprobs=[float(np.log(0.5))])
     with pytest.raises(RuntimeError, match=rf"Sample 4, token 0 \(id 5\): {fault}"):
-        assemble([sampled], SamplingSettings(top_k=3), router=None, settings={})
+        assemble([sampled], SamplingSettings(top_k=3), router=None, settings=None)
 
 
 def test_records_of_another_token_are_refused():
     with pytest.raises(RuntimeError, match=r"record of request a is for tokens \[13\], but it sampled \[7\]"):
-        VLLMEngine._check_sampled("a", [7], np.array([13]))
+        require_sampled("a", [7], np.array([13]))
 
 
 def test_seeds_differ_by_run_purpose_and_sample():

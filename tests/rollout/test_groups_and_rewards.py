@@ -14,9 +14,7 @@ from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.metrics import lifetime_counts, rollout_metrics
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.envs import PromptEnv, RewardError, check_env
-from tests.fake_engine import fake_runner
-
-END = 1
+from tests.fake_engine import END, fake_runner
 
 
 def toy_runner(env, answer=lambda request: [23, END], **training):
@@ -68,7 +66,7 @@ def test_a_group_with_different_prompts_is_an_error_before_anything_is_generated
     shown = re.findall(r"'(\d+=?)'", str(error.value))
     assert len(shown) == 2 and shown[0] != shown[1]
     assert "the rng of prompt()" in str(error.value) and "check_env" in str(error.value)
-    assert runner._engine.requests == []
+    assert runner.engine.requests == []
 
 
 def test_the_group_that_is_named_is_the_one_at_fault():
@@ -168,8 +166,8 @@ def test_a_step_that_returns_no_finite_number_stops_the_run_or_is_left_out(value
         played([0] * 4, env=StepOfItsOwn)
     monkeypatch.setattr(StepOfItsOwn, "counter", itertools.count())
     batch = played([0] * 4, env=StepOfItsOwn, unscorable="leave_out")
-    assert np.isfinite(batch.rewards).tolist() == [True, True, False, True]
-    assert batch.loss_mask.tolist() == np.repeat(np.isfinite(batch.rewards), 2).tolist()
+    assert batch.scored.tolist() == [True, True, False, True]
+    assert batch.loss_mask.tolist() == np.repeat(batch.scored, 2).tolist()
 
 
 def test_a_wrapper_that_makes_nan_is_noticed(monkeypatch):
@@ -204,8 +202,8 @@ def test_the_reward_sees_special_tokens_unless_it_says_otherwise(choice, texts):
     """23 is "1", 24 is "2", 4 is <|user|>, 0 the padding."""
     answers = itertools.cycle([[23, 4, 24, END], [23, 0, 24], [23, 24, END]])
     Keeps.seen.clear()
-    runner = toy_runner(lambda config: Keeps(special_tokens_in_response=choice), lambda request: next(answers))
-    runner.config = runner.config.copy(copy_frozen=False).training(group_size=3)
+    env = lambda config: Keeps(special_tokens_in_response=choice)  # noqa: E731
+    runner = toy_runner(env, lambda request: next(answers), group_size=3)
     batch, _ = runner.sample_groups([0], weight_version=0)
     assert Keeps.seen == texts
     assert batch.rewards.tolist() == [float(text == "12") for text in texts]
@@ -214,10 +212,10 @@ def test_the_reward_sees_special_tokens_unless_it_says_otherwise(choice, texts):
 def test_text_in_a_prompt_becomes_control_tokens_only_on_request():
     runner = toy_runner(Keeps)
     runner.sample_groups([0], weight_version=0)
-    assert not {2} & set(runner._engine.requests[0].prompt_ids)
+    assert not {2} & set(runner.engine.requests[0].prompt_ids)
     asked = toy_runner(lambda config: Keeps(control_tokens_in_prompt="tokens"))
     asked.sample_groups([0], weight_version=0)
-    assert asked._engine.requests[0].prompt_ids[2] == 2
+    assert asked.engine.requests[0].prompt_ids[2] == 2
 
 
 @pytest.mark.parametrize("option", ["control_tokens_in_prompt", "special_tokens_in_response"])

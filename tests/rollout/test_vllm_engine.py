@@ -17,13 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.architecture_models import write_model
 from rlhf_algos.rollout import vllm_weights
+from rlhf_algos.rollout.engine import GenerationRequest
 from rlhf_algos.rollout.vllm_checks import check_rotary_positions, check_sinks, check_tied_head
-from rlhf_algos.rollout.vllm_engine import (
-    PRIVATE_PARTS,
-    VLLM_VERSION,
-    GenerationRequest,
-    VLLMEngine,
-)
+from rlhf_algos.rollout.vllm_engine import VLLM_VERSION, VLLMEngine
+from rlhf_algos.rollout.vllm_private_parts import PRIVATE_PARTS
 from rlhf_algos.rollout.vllm_weights import WeightReload
 
 EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
@@ -64,7 +61,7 @@ def whole(engine, tensors):
     """The engine, which has the folder's weights again after the test."""
     yield engine
     engine.abort_all()
-    engine.load_weights(tensors.items())
+    engine.load(tensors.items())
 
 
 def moved(tensors, seed):
@@ -107,6 +104,11 @@ def trainer_logprobs(folder, tensors, generation, tmp_path):
     return everything.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0], everything
 
 
+def model_of(engine):
+    (model,) = engine.llm.apply_model(lambda model: model)
+    return model
+
+
 @pytest.fixture
 def distance(whole, folder, tmp_path):
     """A function: mean |log p - log q| between transformers with some weights and the engine as it is."""
@@ -128,7 +130,7 @@ def test_every_update_arrives_whole(whole, tensors, distance):
     for seed in range(3):
         new = moved(tensors, seed)
         assert distance(new) > 1e-3
-        whole.load_weights(new.items())
+        whole.load(new.items())
         assert distance(new) < EXACT
 
 
@@ -144,16 +146,16 @@ def test_every_update_arrives_whole(whole, tensors, distance):
 def test_an_incomplete_set_is_refused_and_a_whole_one_mends_it(whole, tensors, distance, name, layer):
     new = moved(tensors, 1)
     with pytest.raises(ValueError, match=layer):
-        whole.load_weights(item for item in new.items() if item[0] != name)
-    whole.load_weights(new.items())
+        whole.load(item for item in new.items() if item[0] != name)
+    whole.load(new.items())
     assert distance(new) < EXACT
 
 
 def test_a_tensor_of_another_shape_is_named_and_a_whole_set_mends_it(whole, tensors, distance):
     new = moved(tensors, 1)
     with pytest.raises(ValueError, match=r"layers model\.norm \(32 of 64 numbers\)\."):
-        whole.load_weights((new | {"model.norm.weight": torch.ones(32)}).items())
-    whole.load_weights(new.items())
+        whole.load((new | {"model.norm.weight": torch.ones(32)}).items())
+    whole.load(new.items())
     assert distance(new) < EXACT
 
 
@@ -162,20 +164,20 @@ def test_the_prefix_cache_is_dropped_with_the_weights(whole, tensors, monkeypatc
     before = whole.cached_prompt_tokens
     generate(whole, request("second", 2))
     assert whole.cached_prompt_tokens > before
-    whole.load_weights(tensors.items())
+    whole.load(tensors.items())
     before = whole.cached_prompt_tokens
     generate(whole, request("third", 3))
     assert whole.cached_prompt_tokens == before
     with monkeypatch.context() as patch:
-        patch.setattr(whole._llm, "reset_prefix_cache", lambda: False)
+        patch.setattr(whole.llm, "reset_prefix_cache", lambda: False)
         with pytest.raises(RuntimeError, match="did not drop its prefix cache"):
-            whole.load_weights(tensors.items())
+            whole.load(tensors.items())
 
 
 def test_weights_wait_for_running_requests(whole, tensors):
     whole.add(request("running", 1))
     with pytest.raises(RuntimeError, match="while 1 requests are running"):
-        whole.load_weights(tensors.items())
+        whole.load(tensors.items())
 
 
 def test_another_version_is_refused_before_anything_starts(engine, folder, monkeypatch):
@@ -254,7 +256,7 @@ def toy(engine):
         record_metadata_for_reloading(model)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         new = {name: torch.arange(1.0, 1 + shape.numel()).view(shape) for name, shape in shapes.items()}
-        return model, WeightReload(model, engine._vllm_config), new
+        return model, WeightReload(model, engine.llm.vllm_config), new
 
     return make
 
@@ -344,7 +346,7 @@ def test_every_private_part_has_a_test():
 
 @guards("in-process")
 def core_runs_in_this_process(tools):
-    assert type(tools.whole._llm.engine_core).__name__ == "InprocClient"
+    assert type(tools.whole.llm.engine_core).__name__ == "InprocClient"
 
 
 @guards("engine-core")
@@ -381,17 +383,17 @@ def arrays_belong_to_the_sampled_tokens(tools):
 @guards("model")
 def model_is_reached(tools):
     config = json.loads((tools.folder / "config.json").read_text())
-    model = tools.whole._model()
+    model = model_of(tools.whole)
     assert isinstance(model, nn.Module) and callable(model.load_weights)
     assert model.config.hidden_size == config["hidden_size"]
 
 
 @guards("layerwise-reload")
 def live_linear_weights_are_packed_away_and_come_back(tools):
-    live = dict(tools.whole._model().named_parameters())
+    live = dict(model_of(tools.whole).named_parameters())
     assert live["model.layers.0.self_attn.qkv_proj.weight"].numel() == 0
     new = moved(tools.tensors, 3)
-    tools.whole.load_weights(new.items())
+    tools.whole.load(new.items())
     assert tools.distance(new) < EXACT
 
 
@@ -400,18 +402,18 @@ def half_a_layer_shows_in_its_record(tools):
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     seen = {}
-    original = WeightReload._not_counted
+    original = vllm_weights.not_counted
 
-    def watch(self, layers, parameters):
+    def watch(layers, *others):
         for name in ("model.norm", "model.layers.0.self_attn.qkv_proj"):
             info = get_layerwise_info(layers[name])
             seen[name] = (info.can_load(), info.load_numel, info.load_numel_total)
-        return original(self, layers, parameters)
+        return original(layers, *others)
 
-    tools.monkeypatch.setattr(WeightReload, "_not_counted", watch)
+    tools.monkeypatch.setattr(vllm_weights, "not_counted", watch)
     key = "model.layers.0.self_attn.k_proj.weight"
     with pytest.raises(ValueError, match="qkv_proj"):
-        tools.whole.load_weights(item for item in tools.tensors.items() if item[0] != key)
+        tools.whole.load(item for item in tools.tensors.items() if item[0] != key)
     assert seen == {"model.norm": (False, 0, None), "model.layers.0.self_attn.qkv_proj": (True, 6144, 8192)}
 
 
@@ -428,7 +430,7 @@ def a_tensor_counts_as_much_as_vllm_finds_by_loading_it(tools):
 
     tools.monkeypatch.setattr(layerwise, "get_numel_loaded", compare)
     tools.monkeypatch.setattr(vllm_weights, "cheap_progress", lambda config: nullcontext())
-    tools.whole.load_weights(tools.tensors.items())
+    tools.whole.load(tools.tensors.items())
     tools.monkeypatch.undo()
     assert len(found) > 30
     assert all(counted == size for counted, size in found)
@@ -438,7 +440,7 @@ def a_tensor_counts_as_much_as_vllm_finds_by_loading_it(tools):
 def a_layer_written_past_its_loaders_keeps_what_was_written(tools):
     model, reload, new = tools.toy()
     reload.load(new.items())
-    assert reload._in_place == {"experts"}
+    assert reload.in_place == {"experts"}
     assert torch.equal(model.experts.weight, new["experts.weight"])
 
 
@@ -454,9 +456,9 @@ def experts_are_wrong_unless_their_kernel_is_made_anew(tools):
     new = moved(tools.tensors, 3)
     with tools.monkeypatch.context() as patch:
         patch.setattr(vllm_weights, "forget_expert_kernels", lambda model: None)
-        tools.whole.load_weights(new.items())
+        tools.whole.load(new.items())
     assert tools.distance(new) > 1e-3, "vLLM packs experts in a reload by itself now: drop forget_expert_kernels"
-    tools.whole.load_weights(new.items())
+    tools.whole.load(new.items())
     assert tools.distance(new) < EXACT
 
 
@@ -465,9 +467,9 @@ def a_tied_head_is_stale_unless_it_is_packed_again(tools):
     new = moved(tools.tensors, 3)
     with tools.monkeypatch.context() as patch:
         patch.setattr(vllm_weights, "repack_tied_head", lambda model: None)
-        tools.whole.load_weights(new.items())
+        tools.whole.load(new.items())
     assert tools.distance(new) > 1e-3, "vLLM packs a tied head in a reload by itself now: drop repack_tied_head"
-    tools.whole.load_weights(new.items())
+    tools.whole.load(new.items())
     assert tools.distance(new) < EXACT
 
 
