@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "envs": {"batch"},
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync", "importing"},
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync", "importing"},
-    "algorithms": ENGINE | {"models", "report", "local_ray", "engine_arguments"},
+    "algorithms": ENGINE | {"models", "report", "local_ray", "engine_arguments", "owned_folders"},
     "commands": {"algorithms", "batch", "corrections", "report", "routing_replay", "local_ray", "engine_arguments"},
 }
 # `rollout` for benchmarks that measure the engine by itself, `cli` for an example that is a command with other values.
@@ -49,6 +49,7 @@ PUBLIC = {
     "report",
     "rollout",
     "routing_replay",
+    "weight_sync",
 }
 # `ray.rllib.algorithms` also holds AlgorithmConfig, the type of an argument of RLlib's runners and learners.
 ARGUMENT_TYPES = "ray.rllib.algorithms.algorithm_config"
