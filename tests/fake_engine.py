@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -56,7 +57,9 @@ class FakeEngine:
 def new_runner(config, answer=lambda request: [ZERO + 1, END], engine=None):
     """A rollout actor in this process as it is after its start, without weights; its engine is a table of answers."""
     threads = torch.get_num_threads()
-    runner = VLLMEnvRunner(config=config, engine=engine or FakeEngine(answer), worker_index=1)
+    # It would seed this process and make torch deterministic in it, for all tests that follow.
+    with patch("ray.rllib.env.env_runner.update_global_seed_if_necessary"):
+        runner = VLLMEnvRunner(config=config, engine=engine or FakeEngine(answer), worker_index=1)
     torch.set_num_threads(threads)
     runner.require_constructed()
     return runner

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
+from rlhf_algos.algorithms.base.remote import on_learners
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import PromptEnv
 from tests.end_to_end.conftest import Loop, config_for
 
 
@@ -193,41 +192,3 @@ def test_activation_checkpointing_recomputes_with_the_same_routes(
         gradients.append(on_learners(group, lambda learner: learner.gradients)[0][0])
     for name, gradient in gradients[0].items():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-6), name
-
-
-class LongPrompt(PromptEnv):
-    """Prompts that fill several blocks of the engine's cache; two groups in a row share most of theirs."""
-
-    def prompt(self, rng):
-        return "0123456789" * 4 + f"{rng.integers(10, 99)}="
-
-    def reward(self, response):
-        return float(len(response))
-
-
-def test_routes_do_not_depend_on_the_prefix_cache(ray_session, peaked_models):
-    """The same tokens have the same routes, whether their prompt was computed or found in the cache."""
-    from ray.rllib.env.env_runner_group import EnvRunnerGroup
-
-    batches = {}
-    for caching in (True, False):
-        config = config_for(peaked_models["untied"]).environment(LongPrompt)
-        config.env_config = {"split": "all"}
-        config.vllm(max_model_len=64, block_size=32, enable_prefix_caching=caching)
-        config.validate()
-        group = EnvRunnerGroup(config=config, local_env_runner=False)
-
-        def sample(runner):
-            runner.use_loaded_weights()
-            # One group after the other, so that the second finds the first one's blocks.
-            parts = [runner.sample_groups([group_id], weight_version=0)[0] for group_id in range(4)]
-            return RolloutBatch.concatenate(parts), runner.engine.cached_prompt_tokens
-
-        try:
-            (batches[caching],) = on_env_runners(group, sample).values()
-        finally:
-            group.stop()
-    (cached, hits), (computed, no_hits) = batches[True], batches[False]
-    assert hits > 0 and no_hits == 0
-    assert np.array_equal(cached.response_ids, computed.response_ids)
-    assert np.array_equal(np.sort(cached.routes, -1), np.sort(computed.routes, -1))

@@ -119,6 +119,36 @@ def test_this_repository_keeps_its_layers():
     assert faults(ROOT) == []
 
 
+def files_of(module: str) -> Iterator[Path]:
+    """The files of ours that run when a module, or a name in one, is imported: its own and those of its packages."""
+    names = module.split(".")
+    for count in range(1, len(names) + 1):
+        parts = names[1:count] if names[1:2] in (["algorithms"], ["envs"]) else names[:count]
+        for file in (Path(*parts, "__init__.py"), Path(*parts).with_suffix(".py") if parts else Path()):
+            if names[0] == "rlhf_algos" and (ROOT / file).is_file():
+                yield file
+
+
+def needed_modules(path: Path) -> set[str]:
+    """Everything that a file of ours imports, directly or through other files of ours."""
+    found, waiting, seen = set[str](), {path}, set[Path]()
+    while waiting:
+        path = waiting.pop()
+        seen.add(path)
+        modules = set(imported_modules(ast.parse((ROOT / path).read_text()), package_and_part(path)[0]))
+        found |= modules
+        waiting |= {file for module in modules for file in files_of(module)} - seen
+    return found
+
+
+@pytest.mark.parametrize("file", ["player.py", "stages.py", "settings.py", "environments.py"])
+def test_episodes_are_played_without_vllm_and_ray(file):
+    modules = needed_modules(Path("rlhf_algos/rollout", file))
+    assert any(is_within(module, "rlhf_algos.envs") for module in modules)
+    assert [module for module in modules if module.split(".")[0] in ("vllm", "ray")] == []
+    assert any(is_within(module, "vllm") for module in needed_modules(Path("rlhf_algos/rollout/vllm_env_runner.py")))
+
+
 def test_every_part_of_the_library_has_a_rule():
     parts = {path.stem for path in (ROOT / "rlhf_algos").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert parts - {"__init__", "__pycache__"} <= set(MAY_IMPORT)

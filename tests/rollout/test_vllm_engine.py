@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -172,6 +174,26 @@ def test_the_prefix_cache_is_dropped_with_the_weights(whole, tensors, monkeypatc
         patch.setattr(whole.llm, "reset_prefix_cache", lambda: False)
         with pytest.raises(RuntimeError, match="did not drop its prefix cache"):
             whole.load(tensors.items())
+
+
+def test_routes_do_not_depend_on_the_prefix_cache(whole, tensors):
+    """The same tokens have the same routes, whether their prompt was computed or a part of it found in the cache."""
+    prompts = [PROMPT, PROMPT, PROMPT[:34] + list(range(100, 130))]
+    together = [request(f"cached-{i}", i // 2, prompt=prompt) for i, prompt in enumerate(prompts)]
+    before = whole.cached_prompt_tokens
+    # One after the other, so that the next finds the first one's blocks.
+    cached = [generate(whole, each)[0] for each in together]
+    assert whole.cached_prompt_tokens - before >= 2 * 32
+    before, computed = whole.cached_prompt_tokens, []
+    for each in together:
+        whole.load(tensors.items())
+        computed += generate(whole, replace(each, key=f"computed-{each.key}"))
+    assert whole.cached_prompt_tokens == before
+    for found, expected in zip(cached, computed, strict=True):
+        assert found.token_ids == expected.token_ids
+        routes = [np.sort(np.concatenate(each.route_rows), -1) for each in (found, expected)]
+        assert len(routes[0]) == len(found.prompt_ids) + len(found.token_ids) - 1
+        assert np.array_equal(*routes)
 
 
 def test_weights_wait_for_running_requests(whole, tensors):
