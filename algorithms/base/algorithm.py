@@ -216,9 +216,7 @@ class LanguageModelAlgorithm(EvaluationOnRolloutActors, ResettableAlgorithm, Wit
         return Rollouts(self.offline_data.next_batch(weight_version=self._weight_version), 0, 0)
 
     def _with_advantages(self, rollouts: RolloutBatch) -> RolloutBatch:
-        batch = with_advantages(
-            rollouts, normalize_std=self.config.normalize_std, unscorable=self.config.unscorable_responses
-        )
+        batch = with_advantages(rollouts, self.config.advantages, unscorable=self.config.unscorable_responses)
         if self.offline_data is not None:
             self.offline_data.note_recomputed(rollouts, batch)
         return batch
