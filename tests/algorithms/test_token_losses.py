@@ -1,13 +1,12 @@
 """Each algorithm's advantages and token loss against a plain reference in float64, and what it refuses."""
 
-import importlib
 import inspect
 from pathlib import Path
 
 import pytest
 import torch
 
-from rlhf_algos.algorithms import ALGORITHMS
+from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
 from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LossTokens
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.gspo import GSPOConfig
@@ -18,15 +17,10 @@ from rlhf_algos.corrections import TIS, NoCorrection, SequenceTIS
 CONFIGS = {"grpo": GRPOConfig, "gspo": GSPOConfig, "reinforce_sc": ReinforceSCConfig, "rloo": RLOOConfig}
 
 
-def classes():
-    for name, path in ALGORITHMS.items():
-        module, _, cls = path.rpartition(".")
-        yield name, getattr(importlib.import_module(module), cls)
-
-
 def test_the_table_has_every_algorithm_and_its_configuration():
     assert list(ALGORITHMS) == list(CONFIGS)
-    for name, algorithm in classes():
+    for name in ALGORITHMS:
+        algorithm = algorithm_class(name)
         assert issubclass(algorithm, LanguageModelAlgorithm)
         config = algorithm.get_default_config()
         assert type(config) is CONFIGS[name] and config.algo_class is algorithm
@@ -34,8 +28,7 @@ def test_the_table_has_every_algorithm_and_its_configuration():
 
 @pytest.mark.parametrize("name", ["rloo", "gspo"])
 def test_an_algorithm_is_short(name):
-    module = importlib.import_module(ALGORITHMS[name].rpartition(".")[0])
-    assert len(Path(inspect.getfile(module)).read_text().splitlines()) < 90
+    assert len(Path(inspect.getfile(algorithm_class(name))).read_text().splitlines()) < 90
 
 
 def tokens_of(corrector, numerator, *, seed=0):
