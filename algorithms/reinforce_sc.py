@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from torch import Tensor
@@ -26,7 +26,7 @@ class CenteredReinforce(TokenLoss):
 
     score_centering: bool = True
     tail_floor: float = 1e-6
-    corrects: ClassVar[str] = "current"
+    corrects: ClassVar[Literal["old", "current"]] = "current"
 
     @property
     def needs_head(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from torch import Tensor
@@ -18,7 +18,7 @@ from rlhf_algos.objectives import group_advantages, reinforce_loss
 class WeightedReinforce(TokenLoss):
     """`-w A log p` of each token, `w = f(sg(p) / q)` (MATH 3.4 and 5)."""
 
-    corrects: ClassVar[str] = "current"
+    corrects: ClassVar[Literal["old", "current"]] = "current"
 
     def __call__(self, tokens: LossTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """`[T]` loss of each token."""

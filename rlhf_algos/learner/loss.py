@@ -70,7 +70,7 @@ class MicroBatchLoss:
     def _tokens(self, batch: MicroBatch, output: ChunkedLogprobs) -> LossTokens:
         current = output.logprobs.detach()
         old = current if batch.old_logprobs is None else batch.old_logprobs
-        numerator = current if self._settings.token_loss.corrects == "current" else old
+        numerator = {"old": old, "current": current}[self._settings.token_loss.corrects]
         tokens = LossTokens(
             logprobs=output.logprobs,
             old_logprobs=old,

@@ -7,7 +7,7 @@ What every loss has around it (correction weights, KL penalty, entropy bonus, st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -60,7 +60,7 @@ class TokenLoss(Protocol):
 
     #: Whose probability stands above q in the ratio of the weights (MATH 5.1): "old" is p0, for a loss that follows the
     #: way from p0 to p by a ratio of its own; "current" is sg(p).
-    corrects: ClassVar[str] = "old"
+    corrects: ClassVar[Literal["old", "current"]] = "old"
 
     @property
     def needs_head(self) -> bool:
