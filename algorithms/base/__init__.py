@@ -2,5 +2,6 @@
 
 from rlhf_algos.algorithms.base.algorithm import LanguageModelAlgorithm
 from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+from rlhf_algos.learner.token_loss import LossTokens, TokenLoss
 
-__all__ = ["LanguageModelAlgorithm", "LanguageModelAlgorithmConfig"]
+__all__ = ["LanguageModelAlgorithm", "LanguageModelAlgorithmConfig", "LossTokens", "TokenLoss"]

@@ -4,69 +4,71 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.objectives import group_advantages
 
 logger = logging.getLogger(__name__)
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def with_advantages(batch: RolloutBatch, *, normalize_std: bool, unscorable: str = "stop") -> RolloutBatch:
-    """The batch with the advantages of MATH 2.1 or 2.2; 0 for a response that can't be compared with any other.
+class Advantages(Protocol):
+    """How an algorithm makes advantages of rewards; its configuration's `advantages`."""
 
-    They are computed in float64 from the rewards as the environment returned them, and kept as float32. Only
-    undivided advantages can be too large for that.
+    def __call__(self, rewards: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
+        """Advantages `[B]` float64 of rewards `[B]` float64, whose group ids `[B]` int64 each occur at least twice."""
+        ...
+
+
+def with_advantages(batch: RolloutBatch, advantages: Advantages, *, unscorable: str = "stop") -> RolloutBatch:
+    """The batch with an algorithm's advantages; 0 for a response that can't be compared with any other.
+
+    They are computed in float64 from the rewards as the environment returned them, and kept as float32.
 
     Args:
         batch: sampled responses.
-        normalize_std: divide by the group's standard deviation.
-        unscorable: what happens to a group whose rewards lie further apart than float32 can hold, if they are not
-            divided: "stop" is an error; with "leave_out" its responses count as unscorable (reward NaN, not trained
-            on).
+        advantages: the algorithm's own function.
+        unscorable: what happens to a group with an advantage that float32 can't hold: "stop" is an error; with
+            "leave_out" its responses count as unscorable (reward NaN, not trained on).
 
     Raises:
         ValueError: on such a group; names it and its rewards.
     """
-    if not normalize_std:
-        batch = _without_too_large(batch, unscorable)
+    values = _advantages_of(batch, advantages)
+    too_large = np.abs(values) > _LARGEST
+    if too_large.any():
+        batch = _left_out(batch, batch.group_ids[too_large], unscorable)
+        values = _advantages_of(batch, advantages)
+    return dataclasses.replace(batch, advantages=values.astype(np.float32))
+
+
+def _advantages_of(batch: RolloutBatch, advantages: Advantages) -> np.ndarray:
+    """`[B]` float64."""
     comparable = scored_with_others(batch)
-    advantages = np.zeros(batch.num_samples, np.float32)
+    values = np.zeros(batch.num_samples)
     if comparable.any():
-        advantages[comparable] = group_advantages(
-            torch.tensor(batch.rewards[comparable]),
-            torch.tensor(batch.group_ids[comparable]),
-            normalize_std=normalize_std,
+        values[comparable] = advantages(
+            torch.tensor(batch.rewards[comparable]), torch.tensor(batch.group_ids[comparable])
         ).numpy()
-    return dataclasses.replace(batch, advantages=advantages)
+    return values
 
 
-def _without_too_large(batch: RolloutBatch, unscorable: str) -> RolloutBatch:
-    """The batch with those groups as if nobody could have scored them, whose advantages float32 can't hold."""
-    groups, of_sample = np.unique(batch.group_ids, return_inverse=True)
-    highest, lowest = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
-    np.maximum.at(highest, of_sample[batch.scored], batch.rewards[batch.scored])
-    np.minimum.at(lowest, of_sample[batch.scored], batch.rewards[batch.scored])
-    with np.errstate(over="ignore"):
-        too_large = highest - lowest > _LARGEST
-    if not too_large.any():
-        return batch
-    first = groups[too_large][0]
+def _left_out(batch: RolloutBatch, group_ids: np.ndarray, unscorable: str) -> RolloutBatch:
+    """The batch with these groups as if nobody could have scored them."""
+    groups = np.unique(group_ids)
     if unscorable == "stop":
         raise ValueError(
-            f"The rewards of group {first} lie further apart than float32 can hold: "
-            f"{batch.rewards[batch.group_ids == first].tolist()}. Scale the reward down, divide by the group's "
+            f"The rewards of group {groups[0]} lie further apart than float32 can hold: "
+            f"{batch.rewards[batch.group_ids == groups[0]].tolist()}. Scale the reward down, divide by the group's "
             "standard deviation (training(normalize_std=True)), or leave such groups out "
             "(training(unscorable_responses='leave_out'))."
         )
-    logger.warning(
-        "The rewards of groups %s lie further apart than float32 can hold; left out.", groups[too_large].tolist()
-    )
-    return batch.without_reward(too_large[of_sample])
+    logger.warning("The rewards of groups %s lie further apart than float32 can hold; left out.", groups.tolist())
+    return batch.without_reward(np.isin(batch.group_ids, groups))
 
 
 def scored_with_others(batch: RolloutBatch) -> np.ndarray:

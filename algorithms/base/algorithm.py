@@ -184,10 +184,10 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
         return cast(AbstractContextManager[None], self.metrics.log_time((TIMERS, phase), reduce="mean"))
 
     def _with_advantages(self, rollouts: Rollouts) -> Rollouts:
-        normalize_std, unscorable = self.config.normalize_std, self.config.unscorable_responses
-        batch = with_advantages(rollouts.batch, normalize_std=normalize_std, unscorable=unscorable)
+        config, saved = self.config, rollouts.batch
+        batch = with_advantages(saved, config.advantages, unscorable=config.unscorable_responses)
         if rollouts.file is not None:
-            warn_of_other_advantages(rollouts.file, rollouts.batch, batch, normalize_std=normalize_std)
+            warn_of_other_advantages(rollouts.file, saved, batch, normalize_std=config.normalize_std)
         return dataclasses.replace(rollouts, batch=batch)
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rlhf_algos.algorithms.base.paths import (
 )
 from rlhf_algos.algorithms.base.rllib_options import check_rllib_options
 from rlhf_algos.algorithms.base.saved_batches import require_batch_files
-from rlhf_algos.corrections import check_corrector, make_corrector
+from rlhf_algos.corrections import check_corrector
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.routing_replay import make_router_replay, moe_layers
 from rlhf_algos.weight_sync import channel_maker
@@ -106,7 +106,7 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
             f"training(loss_reduction={config.loss_reduction!r}, loss_fixed_length={config.loss_fixed_length}): the "
             "fixed length belongs to 'seq-mean-token-sum-norm', and only to it."
         )
-    check_corrector(make_corrector(config.corrector))
+    check_corrector(config.learner_settings().corrector)
     _check_routes(config)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self, cast
 
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from torch import Tensor
 
 from rlhf_algos.algorithms.base.declared_config import DeclaredConfig
 from rlhf_algos.algorithms.base.evaluation_settings import complete_evaluation_config
@@ -14,12 +15,18 @@ from rlhf_algos.algorithms.base.resources import (
     threads_per_env_runner,
     threads_per_learner,
 )
+from rlhf_algos.corrections import make_corrector
 from rlhf_algos.envs import EnvCreator, env_creator_for
+from rlhf_algos.learner.settings import LearnerSettings
+from rlhf_algos.learner.token_loss import TokenLoss
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.sampling import SamplingSettings
 from rlhf_algos.rollout.settings import PlaySettings, RolloutSettings
 from rlhf_algos.routing_replay import make_router_replay
 from rlhf_algos.weight_sync.mismatch_injection import MismatchInjection
+
+# Options of an algorithm that are settings of the learner under the same names.
+_AROUND_EVERY_LOSS = ("kl_coefficient", "kl_kind", "entropy_coefficient")
 
 
 class DerivedSettings(DeclaredConfig):
@@ -139,6 +146,63 @@ class DerivedSettings(DeclaredConfig):
             evaluation_is_due=bool(self.evaluation_interval),
             in_evaluation=self.in_evaluation,
         )
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """The algorithm's advantages.
+
+        Args:
+            rewards: `[B]` float64.
+            group_ids: `[B]` int64; each id at least twice.
+
+        Returns:
+            `[B]` float64.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no advantages(rewards, group_ids): an algorithm's own.")
+
+    def token_loss(self) -> TokenLoss:
+        """The algorithm's loss of each token, with its options."""
+        raise NotImplementedError(f"{type(self).__name__} has no token_loss(): an algorithm's own.")
+
+    def learner_settings(self) -> LearnerSettings:
+        """What a learner reads; `corrector` and `router_replay` are objects in it.
+
+        An algorithm has the KL penalty and the entropy bonus whose options it declares.
+
+        Raises:
+            ImportError, TypeError, ValueError: on a corrector, a replay or a model that there is not.
+        """
+        of_algorithm = {name for name in self.declared_options() if name in _AROUND_EVERY_LOSS}
+        return LearnerSettings(
+            token_loss=self.token_loss(),
+            model=self.model_path(),
+            dtype=self.trainer_dtype,
+            trust_remote_code=self.trust_remote_code,
+            temperature=self.temperature,
+            corrector=make_corrector(self.corrector),
+            router_replay=make_router_replay(self.router_replay),
+            loss_reduction=self.loss_reduction,
+            loss_fixed_length=self.loss_fixed_length,
+            lr=self.lr,
+            grad_clip=self.grad_clip,
+            adam_betas=tuple(self.adam_betas),
+            adam_eps=self.adam_eps,
+            weight_decay=self.weight_decay,
+            num_epochs=self.num_epochs,
+            minibatch_size=self.minibatch_size,
+            seed=self.seed,
+            zero_stage=self.zero_stage,
+            offload_optimizer=self.offload_optimizer,
+            token_budget=self.token_budget,
+            deepspeed_config=self.deepspeed_config,
+            threads=self.threads_per_learner(),
+            **{name: getattr(self, name) for name in of_algorithm},
+        )
+
+    def get_default_learner_class(self) -> type:
+        """The one learner of all algorithms."""
+        from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
+
+        return DeepSpeedLearner
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         """The trainer's module: the language model."""

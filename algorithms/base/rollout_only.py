@@ -51,9 +51,7 @@ def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Itera
             first = iteration * config.prompts_per_iteration
             groups = range(first, first + config.prompts_per_iteration)
             rollouts = sample_groups(actors, groups, weight_version=0)
-            batch = with_advantages(
-                rollouts.batch, normalize_std=config.normalize_std, unscorable=config.unscorable_responses
-            )
+            batch = with_advantages(rollouts.batch, config.advantages, unscorable=config.unscorable_responses)
             if folder is not None:
                 folder.save(batch)
             yield batch

@@ -58,16 +58,17 @@ def run_replay(arguments: argparse.Namespace) -> int:
     """Prints the table; exit status 2 if the batches can't be used."""
     from rich.console import Console
 
-    from rlhf_algos.corrections import make_corrector
-
     errors = Console(stderr=True)
     try:
         # Before Ray and DeepSpeed are imported, which takes its time.
-        for name in [*arguments.correctors, arguments.reference]:
-            make_corrector(_spec(name))
+        from rlhf_algos.analysis.setting import Setting, all_settings
+
+        for name in arguments.correctors:
+            Setting(_spec(name))
+        reference = Setting(_spec(arguments.reference))
 
         from rlhf_algos.algorithms.base.saved_batches import batch_files
-        from rlhf_algos.algorithms.compare import Setting, all_settings, compare_settings
+        from rlhf_algos.analysis.compare import compare_settings
         from rlhf_algos.batch import RolloutBatch
 
         batch = RolloutBatch.concatenate(RolloutBatch.load(file) for file in batch_files(arguments.batches))
@@ -85,7 +86,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
             [choice == "on" for choice in centering],
             arguments.router_replay,
         )
-        table = compare_settings(batch, settings, reference=Setting(_spec(arguments.reference)), model=arguments.model)
+        table = compare_settings(batch, settings, reference=reference, model=arguments.model)
         result: dict[str, Any] = {
             "batches": [str(path) for path in arguments.batches],
             "content_hash": batch.content_hash,
@@ -108,7 +109,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
 
 
 def _parts(batch: Any, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    from rlhf_algos.algorithms.decomposition import decompose_mismatch
+    from rlhf_algos.analysis.decomposition import decompose_mismatch
 
     return decompose_mismatch(
         batch,

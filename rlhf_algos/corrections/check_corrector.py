@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf_algos.corrections.corrector import Correction, Corrector, clamped_ratio
+from rlhf_algos.corrections.corrector import Correction, Corrector
 from rlhf_algos.corrections.registry import CORRECTORS, CorrectorSpec, make_corrector
 from rlhf_algos.corrections.sequence_level import SequenceCorrector
+from rlhf_algos.objectives.ratios import clamped_ratio
 
 DTYPES = (torch.float32, torch.float64)
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from abc import ABC, abstractmethod
-from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_dtype, require_flat, require_same_shape
-from rlhf_algos.objectives.policy_losses import LOG_RATIO_LIMIT
+from rlhf_algos.objectives.ratios import clamped_ratio
+from rlhf_algos.plugins import plugin_settings
 
 
 class Correction(NamedTuple):
@@ -90,18 +89,7 @@ class Corrector(ABC):
         Raises:
             TypeError: the class has options and is no dataclass, so they can't be found.
         """
-        cls = type(self)
-        # An inherited short name would build the parent.
-        name = vars(cls).get("registered_name") or f"{cls.__module__}.{cls.__qualname__}"
-        if is_dataclass(self):
-            return {"type": name} | {field.name: getattr(self, field.name) for field in fields(self) if field.init}
-        options = list(inspect.signature(cls).parameters)
-        if options:
-            raise TypeError(
-                f"{cls.__name__} takes {', '.join(options)} but is no dataclass, so settings() can't find their "
-                "values. Make it a frozen dataclass, or override settings()."
-            )
-        return {"type": name}
+        return plugin_settings(self)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.settings() == other.settings()
@@ -112,11 +100,6 @@ class Corrector(ABC):
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.settings().items() if name != "type")
         return f"{type(self).__name__}({options})"
-
-
-def clamped_ratio(log_ratio: Tensor) -> Tensor:
-    """``exp(clamp(log_ratio, -20, 20))`` (5.6): any shape, same dtype, never 0 and never infinite."""
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def trained_log_ratio(log_ratio: Tensor, sample_ids: Tensor, loss_mask: Tensor) -> Tensor:

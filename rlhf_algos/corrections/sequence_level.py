@@ -11,11 +11,10 @@ from rlhf_algos.corrections._bounds import outside, require_bounds, require_toke
 from rlhf_algos.corrections.corrector import (
     Correction,
     Corrector,
-    clamped_ratio,
     require_weights,
     trained_log_ratio,
 )
-from rlhf_algos.objectives.policy_losses import LOG_RATIO_LIMIT
+from rlhf_algos.objectives.ratios import clamped_log_ratio, clamped_ratio
 
 Aggregate = Literal["geometric", "product"]
 
@@ -100,7 +99,7 @@ class SequenceCorrector(Corrector):
                 :meth:`sequence_weight`.
         """
         selected = trained_log_ratio(log_ratio, sample_ids, loss_mask)
-        token_log_ratio = selected[loss_mask].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)  # [N] trained tokens
+        token_log_ratio = clamped_log_ratio(selected[loss_mask])  # [N] trained tokens
         # R responses with a trained token; of_token [N] is the response of each trained token, counts [R].
         responses, of_token, counts = torch.unique(sample_ids[loss_mask], return_inverse=True, return_counts=True)
         totals = torch.zeros(responses.shape, dtype=torch.float64, device=log_ratio.device)

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_flat, require_same_shape
+from rlhf_algos.objectives.ratios import LOG_RATIO_LIMIT
 
 KlKind = Literal["k1", "k2", "k3"]
 KINDS = ("k1", "k2", "k3")
-# exp would overflow soon after; the same limit as MATH 5.6.
-LOG_RATIO_LIMIT = 20.0
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KlKind) -> Tensor:

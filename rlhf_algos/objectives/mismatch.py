@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_flat, require_same_shape
+from rlhf_algos.objectives.ratios import clamped_log_ratio
 
-# MATH 5.6.
-LOG_RATIO_LIMIT = 20.0
 RATIO_LOW, RATIO_HIGH = 0.5, 2.0
 
 #: Entries of the result of :func:`mismatch_sums` that combine by maximum; all others combine by addition.
@@ -27,8 +26,7 @@ def mismatch_sums(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Ten
         ratio_square_sum  sum rho^2         addition
         outside_count     number of rho outside [0.5, 2], both ends counted as inside; addition
 
-    Totals, not means: a mean of the means of unequal micro-batches is wrong. :func:`combine_mismatch` adds
-    two.
+    Totals, not means: a mean of the means of unequal micro-batches is wrong.
 
     Args:
         old_logprobs: ``[T]`` float32 or float64, log p0.
@@ -54,7 +52,7 @@ def mismatch_sums(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Ten
 
     difference = old - rollout
     magnitude = difference.abs()
-    log_ratio = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio = clamped_log_ratio(difference)
     ratio = log_ratio.exp()
     zero = difference.new_zeros(())
     return {
@@ -67,29 +65,6 @@ def mismatch_sums(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Ten
         "ratio_sum": ratio.sum(),
         "ratio_square_sum": ratio.square().sum(),
         "outside_count": ((ratio < RATIO_LOW) | (ratio > RATIO_HIGH)).sum().double(),
-    }
-
-
-def combine_mismatch(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Totals of two disjoint sets of tokens taken together (micro-batches, ranks): sums, and one maximum.
-
-    Args:
-        first: result of :func:`mismatch_sums` or of this function.
-        second: another one.
-
-    Returns:
-        Scalars, float64. The empty set's totals change nothing.
-
-    Gradient: none.
-
-    Raises:
-        KeyError: the two do not have the same entries.
-    """
-    if first.keys() != second.keys():
-        raise KeyError(f"totals must have the same entries; got {sorted(first)} and {sorted(second)}")
-    return {
-        name: torch.maximum(value, second[name]) if name in MAX_ENTRIES else value + second[name]
-        for name, value in first.items()
     }
 
 
@@ -106,7 +81,7 @@ def finalize_mismatch(sums: dict[str, Tensor]) -> dict[str, float]:
     - ``ratio_outside_fraction``: fraction of tokens with rho outside [0.5, 2].
 
     Args:
-        sums: result of :func:`mismatch_sums`, perhaps combined.
+        sums: result of :func:`mismatch_sums`, perhaps of several parts combined as it says.
 
     Returns:
         The metrics as Python numbers; empty if no token was trained (absent, not 0 and not NaN).

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import require_flat, require_same_shape
-from rlhf_algos.objectives.policy_losses import LOG_RATIO_LIMIT
+from rlhf_algos.objectives.ratios import clamped_ratio
 
 Centering = Literal["none", "exact", "head"]
 CENTERINGS = ("none", "exact", "head")
@@ -161,7 +161,7 @@ def _modelled_drift(
 
 
 def _ratios(trainer_logprobs: Tensor, rollout_probs: Tensor) -> Tensor:
-    return (trainer_logprobs - rollout_probs.log()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return clamped_ratio(trainer_logprobs - rollout_probs.log())
 
 
 def _check_distribution(name: str, probs: Tensor) -> None:

@@ -91,8 +91,8 @@ def reduce_loss(per_token_loss: Tensor, weights: Tensor) -> Tensor:
 
     Gradient: ``weights`` with respect to ``per_token_loss``; exactly 0 where the weight is 0, whatever stands
         there.
-    For garbage in the *inputs* of a loss use :func:`zero_untrained` before it: by the chain rule 0 times the
-    infinite slope of a garbage loss is NaN, and that can't be repaired here.
+    Garbage in the *inputs* of a loss must be selected away before it (`torch.where`, not a product): by the chain rule
+    0 times the infinite slope of a garbage loss is NaN, and that can't be repaired here.
 
     Raises:
         TypeError: wrong dtype.
@@ -103,28 +103,6 @@ def reduce_loss(per_token_loss: Tensor, weights: Tensor) -> Tensor:
     require_same_shape(per_token_loss=per_token_loss, weights=weights)
     kept = torch.where(weights != 0, per_token_loss, torch.zeros_like(per_token_loss))
     return (kept * weights.detach().to(kept.dtype)).sum()
-
-
-def zero_untrained(values: Tensor, loss_mask: Tensor) -> Tensor:
-    """``values`` at trained tokens, 0 elsewhere: what an objective may be given when padding holds garbage.
-
-    Args:
-        values: ``[T]`` float32 or float64.
-        loss_mask: ``[T]`` bool.
-
-    Returns:
-        ``[T]``, dtype of ``values``.
-
-    Gradient: 1 at trained tokens; exactly 0 elsewhere, also where ``values`` is NaN or infinite.
-
-    Raises:
-        TypeError: wrong dtype.
-        ValueError: wrong rank or shape.
-    """
-    require_flat("values", values, PRECISE_DTYPES)
-    require_flat("loss_mask", loss_mask, (torch.bool,))
-    require_same_shape(values=values, loss_mask=loss_mask)
-    return torch.where(loss_mask, values, torch.zeros_like(values))
 
 
 def _check_mode(mode: str, fixed_length: int | None) -> None:

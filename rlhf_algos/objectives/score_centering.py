@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_dtype, require_flat, require_rank, require_same_shape
-from rlhf_algos.objectives.policy_losses import LOG_RATIO_LIMIT
+from rlhf_algos.objectives.ratios import clamped_ratio
 
 #: Weight of a token from its ratio ``p / q``: elementwise, so that the head and the tail can have the same one.
 WeightFunction = Callable[[Tensor], Tensor]
@@ -69,7 +69,7 @@ def score_centering_term(
 
     with torch.no_grad():
         in_head = rollout_head_logprobs != -torch.inf
-        ratio = _ratio(head_logprobs - rollout_head_logprobs)
+        ratio = clamped_ratio(head_logprobs - rollout_head_logprobs)
         rollout_probs = rollout_head_logprobs.exp()
         trainer_probs = head_logprobs.exp().masked_fill_(~in_head, 0.0)
         rollout_mass, trainer_mass = rollout_probs.sum(1), trainer_probs.sum(1)
@@ -78,7 +78,7 @@ def score_centering_term(
             rollout_tail = (1.0 - rollout_mass).clamp(min=tail_floor)
             trainer_tail = (1.0 - trainer_mass).clamp(min=tail_floor)
             alpha = rollout_tail / trainer_tail
-            tail_weight = alpha * _weights(weight_fn, _ratio(trainer_tail.log() - rollout_tail.log()))
+            tail_weight = alpha * _weights(weight_fn, clamped_ratio(trainer_tail.log() - rollout_tail.log()))
             coefficients = coefficients - tail_weight[:, None] * trainer_probs
         # Replaced, not multiplied away, here and below: at a filled-up place both factors may be infinite or NaN.
         coefficients = coefficients.masked_fill(~in_head, 0.0)
@@ -160,10 +160,6 @@ def renormalize_on_support(
     # p log p is 0 where p is 0; 0 times -inf would be NaN.
     entropy = -(head.exp() * renormalized.masked_fill(~support_mask, 0.0)).sum(1)
     return logprobs - normalizer, head, entropy
-
-
-def _ratio(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def _weights(weight_fn: WeightFunction, ratio: Tensor) -> Tensor:

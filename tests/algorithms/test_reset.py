@@ -12,7 +12,7 @@ from rlhf_algos.algorithms.base.publication import Publication
 from rlhf_algos.algorithms.base.reset import processes_of
 from rlhf_algos.algorithms.base.rllib_options import USED
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
-from rlhf_algos.algorithms.reinforce_sc.learner import ReinforceSCLearner
+from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 from rlhf_algos.weight_sync import NO_INJECTION
@@ -24,6 +24,10 @@ def base(config_class=GRPOConfig):
 
 class OtherRunner(VLLMEnvRunner):
     """Another class of rollout actors."""
+
+
+class OtherLearner(DeepSpeedLearner):
+    """Another class of learners."""
 
 
 # Another value of everything that a process is started with.
@@ -52,7 +56,7 @@ OTHERS = {
     "custom_resources_per_learner": {"big": 1},
     "env_runner_cls": OtherRunner,
     "weight_channel": {"type": "shared_memory", "parent": "/tmp"},
-    "_learner_class": ReinforceSCLearner,
+    "_learner_class": OtherLearner,
     "_is_online": False,
 }
 # Options of the sections that start processes, which a running process takes over all the same.

@@ -12,7 +12,17 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("rlhf_algos", "algorithms", "envs", "examples", "benchmarks", "tests")
 
 # Which of our parts a part may import, itself apart.
-ENGINE = {"batch", "objectives", "corrections", "routing_replay", "weight_sync", "envs", "rollout", "learner"}
+ENGINE = {
+    "batch",
+    "objectives",
+    "corrections",
+    "routing_replay",
+    "weight_sync",
+    "envs",
+    "rollout",
+    "learner",
+    "plugins",
+}
 MAY_IMPORT = {
     "batch": {"batch_file", "sampled_with"},
     "batch_file": {"sampled_with"},
@@ -27,18 +37,30 @@ MAY_IMPORT = {
     "doctor": {"owned_folders"},
     "cli": {"doctor", "report", "commands"},
     "__main__": {"cli"},
-    "corrections": {"objectives"},
-    "routing_replay": {"batch"},
+    "plugins": set(),
+    "corrections": {"objectives", "plugins"},
+    "routing_replay": {"batch", "plugins"},
     "weight_sync": {"batch", "owned_folders"},
     "envs": {"batch"},
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync", "importing"},
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync", "importing"},
     "algorithms": ENGINE | {"models", "report", "local_ray", "engine_arguments", "owned_folders"},
-    "commands": {"algorithms", "batch", "corrections", "report", "routing_replay", "local_ray", "engine_arguments"},
+    "analysis": {"algorithms", "batch", "corrections", "envs", "objectives", "plugins", "routing_replay"},
+    "commands": {
+        "algorithms",
+        "analysis",
+        "batch",
+        "plugins",
+        "report",
+        "routing_replay",
+        "local_ray",
+        "engine_arguments",
+    },
 }
 # `rollout` for benchmarks that measure the engine by itself, `cli` for an example that is a command with other values.
 PUBLIC = {
     "algorithms",
+    "analysis",
     "batch",
     "cli",
     "corrections",

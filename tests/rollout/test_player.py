@@ -12,7 +12,7 @@ from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP
 from rlhf_algos.envs import PromptEnv, RewardError
 from rlhf_algos.rollout.environments import LocalEnvironments, Score
-from rlhf_algos.rollout.mismatch_injection import NO_INJECTION
+from rlhf_algos.weight_sync.mismatch_injection import NO_INJECTION
 from rlhf_algos.rollout.plans import plan_of_evaluation, plan_of_groups
 from rlhf_algos.rollout.player import Player
 from rlhf_algos.rollout.stages import stages_of

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.compare import learner_for
+from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.analysis.compare import learner_for
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.objectives import finalize_mismatch, mismatch_sums
+from rlhf_algos.routing_replay import R3, NoReplay, RouterReplay
+
+_NO_REPLAY = NoReplay()
 
 
 def decompose_mismatch(
@@ -49,9 +54,9 @@ def decompose_mismatch(
         raise ValueError(f"The batch's tokens are of weight versions {versions.tolist()}; give one version at a time.")
     count = max(1, round(fraction * batch.num_samples))
     chosen = np.sort(np.random.default_rng(seed).permutation(batch.num_samples)[:count])
-    batch = with_advantages(batch, normalize_std=False).select(chosen)
-    trainer = _logprobs(batch, model, dtype, "none")
-    same_version = _logprobs(batch, sampler_model, dtype, "none")
+    batch = with_advantages(batch, ReinforceSCConfig().advantages).select(chosen)
+    trainer = _logprobs(batch, model, dtype)
+    same_version = _logprobs(batch, sampler_model, dtype)
     engine = torch.from_numpy(batch.rollout_logprobs.copy())
     parts = {
         "total": (trainer, engine),
@@ -59,7 +64,7 @@ def decompose_mismatch(
         "engine": (same_version, engine),
     }
     if batch.routes is not None:
-        parts["engine with routes replayed"] = (_logprobs(batch, sampler_model, dtype, "r3"), engine)
+        parts["engine with routes replayed"] = (_logprobs(batch, sampler_model, dtype, R3()), engine)
     mask = torch.from_numpy(batch.loss_mask.copy())
     return {
         name: {"mean": float((p - q)[mask].double().mean())} | finalize_mismatch(mismatch_sums(p, q, mask))
@@ -67,9 +72,7 @@ def decompose_mismatch(
     }
 
 
-def _logprobs(batch: RolloutBatch, model: str, dtype: str, router_replay: str) -> torch.Tensor:
+def _logprobs(batch: RolloutBatch, model: str, dtype: str, replay: RouterReplay = _NO_REPLAY) -> torch.Tensor:
     """`[T]` float32, the trainer's log-probability of each trained token."""
     learner: Any = learner_for(batch, model=model, dtype=dtype, token_budget=8192)
-    learner.config.router_replay = router_replay
-    learner.config.score_centering = False
-    return learner.old_logprobs_of(batch)
+    return learner.old_logprobs_of(batch, replace(learner.settings, router_replay=replay))

@@ -1,14 +1,39 @@
-"""GRPO and its configuration."""
+"""GRPO: group-relative policy optimization (arXiv 2402.03300)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
+from torch import Tensor
 
 from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.options import Option, number, one_of, optional
+from rlhf_algos.learner.token_loss import LossTokens, TokenLoss
+from rlhf_algos.objectives import group_advantages, ppo_clip_loss
 from rlhf_algos.objectives.kl_penalty import KlKind
+
+
+@dataclass(frozen=True)
+class ClippedSurrogate(TokenLoss):
+    """PPO's clipped surrogate (MATH 3.1 and 3.2), each token times the weight of MATH 5."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+
+    def __call__(self, tokens: LossTokens) -> tuple[Tensor, dict[str, Tensor]]:
+        """`[T]` loss of each token, and the tokens whose gradient the clip removed."""
+        loss, clipped = ppo_clip_loss(
+            tokens.logprobs,
+            tokens.old_logprobs,
+            tokens.advantages,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+        )
+        return tokens.weights * loss, {"pg_clipfrac": clipped.float()}
 
 
 class GRPOConfig(LanguageModelAlgorithmConfig):
@@ -80,11 +105,13 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
             entropy_coefficient=entropy_coefficient,
         )
 
-    def get_default_learner_class(self) -> type:
-        """The learner with GRPO's loss."""
-        from rlhf_algos.algorithms.grpo.learner import GRPOLearner
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """MATH 2.1, or 2.2 without `normalize_std`: `[B]` of rewards `[B]` and group ids `[B]`."""
+        return group_advantages(rewards, group_ids, normalize_std=self.normalize_std)
 
-        return GRPOLearner
+    def token_loss(self) -> TokenLoss:
+        """The clipped surrogate with this configuration's bounds."""
+        return ClippedSurrogate(self.clip_low, self.clip_high, self.dual_clip)
 
 
 class GRPO(LanguageModelAlgorithm):

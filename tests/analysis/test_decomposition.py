@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rlhf_algos.algorithms.decomposition import decompose_mismatch
-from tests.algorithms.test_compare import sampled_by
+from rlhf_algos.analysis.decomposition import decompose_mismatch
+from tests.analysis.test_compare import sampled_by
 from tests.learner.conftest import make_batch
 
 

@@ -1,15 +1,64 @@
-"""ReinforceSC and its configuration."""
+"""REINFORCE with score centering (arXiv 2609.20807)."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
+from torch import Tensor
 
 from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
 from rlhf_algos.algorithms.base.options import Option, flag, number, whole
-from rlhf_algos.corrections import make_corrector
+from rlhf_algos.learner.token_loss import LossTokens, TokenLoss
+from rlhf_algos.objectives import (
+    centered_reinforce_loss,
+    group_advantages,
+    reinforce_loss,
+    score_centering_term,
+)
 from rlhf_algos.rollout.sampling import SamplingSettings
+
+
+@dataclass(frozen=True)
+class CenteredReinforce(TokenLoss):
+    """MATH 7.3 per token, or weighted REINFORCE (MATH 5) without centering."""
+
+    score_centering: bool = True
+    tail_floor: float = 1e-6
+    corrects: ClassVar[Literal["old", "current"]] = "current"
+
+    @property
+    def needs_head(self) -> bool:
+        """Centering needs the trainer's log-probabilities of the head."""
+        return self.score_centering
+
+    def __call__(self, tokens: LossTokens) -> tuple[Tensor, dict[str, Tensor]]:
+        """`[T]` loss of each token, and with centering the masses of the head and the size of the term.
+
+        Raises:
+            ValueError: if no head was recorded.
+        """
+        if not self.score_centering:
+            return tokens.weights * reinforce_loss(tokens.logprobs, tokens.advantages), {}
+        if tokens.head_logprobs is None or tokens.rollout_head_logprobs is None:
+            raise ValueError(
+                "The batch has no recorded head, which score centering needs. Sample it with ReinforceSCConfig or "
+                "sampling(record_head=...), or train with score_centering=False."
+            )
+        term, rollout_mass, trainer_mass = score_centering_term(
+            tokens.head_logprobs,
+            tokens.rollout_head_logprobs,
+            tokens.corrector.weight,
+            tail_floor=self.tail_floor,
+            exact=tokens.head_is_complete,
+        )
+        loss = centered_reinforce_loss(tokens.logprobs, tokens.advantages, tokens.weights, term)
+        return loss, {
+            "rollout_head_mass": rollout_mass,
+            "trainer_head_mass": trainer_mass,
+            "sc_term_abs": term.detach().abs(),
+        }
 
 
 class ReinforceSCConfig(LanguageModelAlgorithmConfig):
@@ -87,11 +136,13 @@ class ReinforceSCConfig(LanguageModelAlgorithmConfig):
             return settings
         return settings.with_head(self.head_top_k)
 
-    def get_default_learner_class(self) -> type:
-        """The learner with the centered loss."""
-        from rlhf_algos.algorithms.reinforce_sc.learner import ReinforceSCLearner
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """MATH 2.2, or 2.1 with `normalize_std`: `[B]` of rewards `[B]` and group ids `[B]`."""
+        return group_advantages(rewards, group_ids, normalize_std=self.normalize_std)
 
-        return ReinforceSCLearner
+    def token_loss(self) -> TokenLoss:
+        """The weighted loss, centered or not."""
+        return CenteredReinforce(self.score_centering, self.tail_floor)
 
     def validate(self) -> None:
         """Checks the combinations that centering does not hold for, after each option by itself."""
@@ -101,7 +152,7 @@ class ReinforceSCConfig(LanguageModelAlgorithmConfig):
 
     def _require_what_centering_needs(self) -> None:
         """Refuses the combinations for which MATH 7 does not hold."""
-        corrector = make_corrector(self.corrector)
+        corrector = self.learner_settings().corrector
         if not corrector.elementwise:
             raise ValueError(
                 f"training(corrector={self.corrector!r}, score_centering=True): the weight of {corrector} is no "

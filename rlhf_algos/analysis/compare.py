@@ -6,60 +6,19 @@ gradients alone.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.algorithms.reinforce_sc import CenteredReinforce, ReinforceSCConfig
+from rlhf_algos.analysis.setting import REFERENCE, Setting
 from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.corrections import make_corrector
 from rlhf_algos.envs import PromptSpace, UnicodeText
-from rlhf_algos.routing_replay import make_router_replay
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row of the comparison.
-
-    Attributes:
-        corrector: as in `training(corrector=...)`.
-        score_centering: whether the score's mean under the sampler is taken out.
-        router_replay: as in `training(router_replay=...)`.
-    """
-
-    corrector: Any = "none"
-    score_centering: bool = False
-    router_replay: Any = "none"
-
-    def __str__(self) -> str:
-        parts = [_short(make_corrector(self.corrector).settings())]
-        parts += ["centered"] if self.score_centering else []
-        replay = make_router_replay(self.router_replay)
-        parts += [_short(replay.settings())] if replay.replays else []
-        return " + ".join(parts)
-
-
-#: The gradient that on-policy training would take: no correction at all.
-REFERENCE = Setting()
-
-
-def all_settings(
-    correctors: Sequence[Any] = ("none", "is", "tis", "icepop"),
-    score_centering: Sequence[bool] = (False, True),
-    router_replays: Sequence[Any] = ("none",),
-) -> list[Setting]:
-    """Every combination that is allowed: centering needs a token-wise corrector."""
-    return [
-        Setting(corrector, centering, replay)
-        for replay, centering, corrector in itertools.product(router_replays, score_centering, correctors)
-        if not centering or make_corrector(corrector).elementwise
-    ]
 
 
 def compare_settings(
@@ -89,15 +48,18 @@ def compare_settings(
         if one of the gradients is 0), and the learner's mismatch and correction metrics (docs/metrics.md).
     """
     if batch.advantages is None:
-        batch = with_advantages(batch, normalize_std=False)
+        batch = with_advantages(batch, ReinforceSCConfig().advantages)
     learner = learner_for(batch, model=model, dtype=dtype, token_budget=token_budget)
     results = {}
-    # By their text: a setting may hold a dict.
+    # By their text: two that say the same are one row.
     for setting in {str(setting): setting for setting in (reference, *settings)}.values():
-        learner.config.corrector = setting.corrector
-        learner.config.score_centering = setting.score_centering
-        learner.config.router_replay = setting.router_replay
-        metrics, gradient = learner.gradient_of(batch)
+        of_update = replace(
+            learner.settings,
+            corrector=setting.corrector,
+            router_replay=setting.router_replay,
+            token_loss=CenteredReinforce(setting.score_centering),
+        )
+        metrics, gradient = learner.gradient_of(batch, of_update)
         results[str(setting)] = metrics, torch.cat([tensor.double().flatten().cpu() for tensor in gradient.values()])
     return [_row(setting, *results[str(setting)], results[str(reference)][1]) for setting in settings]
 
@@ -149,17 +111,6 @@ def learner_for(batch: RolloutBatch, *, model: str | None, dtype: str, token_bud
     config.validate()
     # Not those of the batch's environment: a learner only asks that there are some.
     return config.build_learner(spaces={DEFAULT_MODULE_ID: (PromptSpace(), UnicodeText())})
-
-
-def _short(settings: dict[str, Any]) -> str:
-    """`tis` with default options, `tis(high=3.0)` with others."""
-    kind = settings["type"]
-    try:
-        defaults = make_corrector(kind).settings()
-    except ValueError:
-        defaults = {}
-    options = ", ".join(f"{key}={value}" for key, value in settings.items() if defaults.get(key, ...) != value)
-    return kind if not options or options == f"type={kind}" else f"{kind}({options})"
 
 
 _METRICS = (

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_algos.algorithms.compare import REFERENCE, Setting, all_settings, compare_settings, learner_for
+from rlhf_algos.analysis.compare import compare_settings, learner_for
+from rlhf_algos.analysis.setting import REFERENCE, Setting, all_settings
 from rlhf_algos.batch import SampledWith
 from tests.learner.conftest import make_batch
 

@@ -59,7 +59,7 @@ _SAVING = ".saving-"
 _REPLACING = ".replacing-"
 
 
-def save_checkpoint(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, source: str, path: Path) -> None:
+def export_model(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, source: str, path: Path) -> None:
     """Writes config, generation config, weights, and everything else that the model was loaded with.
 
     Tensors are written in the dtype they have, which is the trainer's (`language_model(dtype=...)`, float32 by default,
