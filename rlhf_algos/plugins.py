@@ -11,8 +11,9 @@ import difflib
 import importlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 Plugin = TypeVar("Plugin")
@@ -47,16 +48,25 @@ class PluginOption(Generic[Plugin]):
             TypeError: the setting, or what it names, is of the wrong type; an option has the wrong type.
             ValueError: unknown name, no "type", unknown or missing option, or a value out of range.
         """
-        if isinstance(spec, self.base):
-            return spec
-        if spec is None:
-            return self._build(self.names["none"], {})
+        return spec if isinstance(spec, self.base) else self.maker(spec)()
+
+    def maker(self, spec: Any) -> Callable[[], Plugin]:
+        """What makes the plug-in that a setting describes, a new one each time; nothing is made here.
+
+        Args:
+            spec: as for `make`, but no instance.
+
+        Raises:
+            ImportError, TypeError, ValueError: as `make`, but for values of options, which only the class looks at.
+        """
+        if spec is None and "none" in self.names:
+            return self.names["none"]
         if isinstance(spec, Mapping):
             options = dict(spec)
             if "type" not in options:
                 raise ValueError(f'{self.name}={options!r} has no "type". Give {{"type": name, option: value, ...}}.')
-            return self._build(self._class(options.pop("type")), options)
-        return self._build(self._class(spec), {})
+            return self._checked(self._class(options.pop("type")), options)
+        return self._checked(self._class(spec), {})
 
     def _class(self, source: Any) -> type[Plugin]:
         """The class that a short name, a dotted path or a class means."""
@@ -98,8 +108,8 @@ class PluginOption(Generic[Plugin]):
             raise ImportError(f"{self.name}={path!r}: {module_name} has no {name!r}{_did_you_mean(name, classes)}.")
         return getattr(module, name)
 
-    def _build(self, cls: type[Plugin], options: dict[str, Any]) -> Plugin:
-        """An instance, after a check of the names of the options."""
+    def _checked(self, cls: type[Plugin], options: dict[str, Any]) -> Callable[[], Plugin]:
+        """The class with options, after a check of their names."""
         parameters = inspect.signature(cls).parameters.values()
         named = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -115,7 +125,7 @@ class PluginOption(Generic[Plugin]):
             raise ValueError(
                 f"{cls.__name__} needs the option(s) {', '.join(missing)}: give an instance, or a dict that has them."
             )
-        return cls(**options)
+        return partial(cls, **options)
 
 
 def plugin_settings(plugin: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The way of the weights: what a channel promises, its two ends, and how one is chosen.
+"""The way of the weights: what a channel promises, and its two ends.
 
 A learner calls `send_from`, a rollout actor `receive_into`, and the driver, which made the channel, decides when a
 version is sent, received and removed.
@@ -6,12 +6,9 @@ version is sent, received and removed.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import torch
 
@@ -100,57 +97,3 @@ def receive_into(actor: ReceivingEnd, channel: Channel, version: int) -> int:
     weights = channel.receive(version)
     check_layout({name: tuple(tensor.shape) for name, tensor in weights.items()}, actor.checkpoint_layout)
     return actor.load_weights(weights.items(), version, injection=channel.injection)
-
-
-def channel_maker(spec: Any) -> Callable[[], Channel]:
-    """What makes the channel that a setting describes: of each run its own, so nothing is made here.
-
-    Args:
-        spec: "shared_memory", a `Channel` class (or a function that returns one), its dotted path
-            "package.module.Name", or a mapping `{"type": one of these, option: value, ...}`.
-
-    Raises:
-        ImportError: if the module of a dotted path can't be imported, or has no such name.
-        TypeError: if it is of the wrong type, or the options are not those that the class takes.
-        ValueError: if the name is unknown, or a mapping has no "type".
-    """
-    options: dict[str, Any] = {}
-    source = spec
-    if isinstance(spec, Mapping):
-        options = dict(spec)
-        if "type" not in options:
-            raise ValueError(f'weight_channel={options!r} has no "type". Give {{"type": name, option: value, ...}}.')
-        source = options.pop("type")
-    make = _named(source) if isinstance(source, str) else source
-    if not callable(make) or (isinstance(make, type) and not issubclass(make, Channel)):
-        raise TypeError(
-            f"weight_channel={source!r} makes no rlhf_algos.weight_sync.Channel: give a name, a class, a dotted path, "
-            'or {"type": name, option: value, ...}.'
-        )
-    try:
-        inspect.signature(make).bind(**options)
-    except TypeError as error:
-        raise TypeError(f"weight_channel={spec!r}: {error}.") from error
-    return partial(make, **options)
-
-
-def _named(name: str) -> Any:
-    """The class that a short name or a dotted path means."""
-    from rlhf_algos.weight_sync.shared_memory import SharedMemory
-
-    channels = {"shared_memory": SharedMemory}
-    if name in channels:
-        return channels[name]
-    module_name, _, attribute = name.rpartition(".")
-    if not module_name:
-        raise ValueError(
-            f"weight_channel={name!r} is unknown. Names: {', '.join(channels)}. A class of your own is named by its "
-            'dotted path, "package.module.ClassName".'
-        )
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ImportError(
-            f"weight_channel={name!r} can't be imported: {error}. Install its package, or put its folder on "
-            "PYTHONPATH, for every process."
-        ) from error

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "plugins": set(),
     "corrections": {"objectives", "plugins"},
     "routing_replay": {"batch", "plugins"},
-    "weight_sync": {"batch", "owned_folders"},
+    "weight_sync": {"batch", "owned_folders", "plugins"},
     "envs": {"batch"},
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync", "importing"},
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync", "importing"},
