@@ -7,18 +7,23 @@ import difflib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from gymnasium.envs.registration import EnvSpec
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 
 from rlhf_algos.algorithms.base.declarations import RLLIB_OPTIONS, SHARED_OPTIONS
 from rlhf_algos.algorithms.base.options import Option, by_name
 from rlhf_algos.algorithms.base.rllib_options import refuse_unknown_name
-from rlhf_algos.envs import EnvCreator
+from rlhf_algos.envs.registration import registered
 
 
 class DeclaredConfig(AlgorithmConfig):
     """An `AlgorithmConfig` whose options are declared once, with type, range and default."""
+
+    # What names of environments mean in the process that this configuration comes from.
+    _known_environments: Mapping[str, EnvSpec] = MappingProxyType({})
 
     OPTIONS: ClassVar[tuple[Option, ...]] = (*SHARED_OPTIONS, *RLLIB_OPTIONS)
     # language_model()
@@ -74,8 +79,6 @@ class DeclaredConfig(AlgorithmConfig):
         for option in self.declared_options().values():
             setattr(self, option.name, copy.deepcopy(option.default))
         # Where RLlib's defaults don't fit.
-        self._training_env_creator: EnvCreator | None = None
-        self._evaluation_env_creator: EnvCreator | None = None
         self.create_local_env_runner = False
         # Nothing waits for the actors until all, those for evaluation as well, and the learners are starting;
         # `require_env_runners` then asks them, and says which one did not come up.
@@ -107,6 +110,17 @@ class DeclaredConfig(AlgorithmConfig):
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"{type(self).__name__}.{section}() has no argument {name!r}.{hint}")
 
+    def _set(self, **values: Any) -> Self:
+        for name, value in values.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy for another process: with what the names of its environments mean in this one."""
+        names = (self.env, *(each.get("env") for each in (self.evaluation_config,) if isinstance(each, Mapping)))
+        return self.__dict__ | {"_known_environments": registered(names) | self._known_environments}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy on its own, but for the data in `env_config`: dicts in it are copied, what they hold is shared.
 
@@ -116,7 +130,6 @@ class DeclaredConfig(AlgorithmConfig):
         memo[id(self)] = copied
         in_evaluation = self.evaluation_config if isinstance(self.evaluation_config, Mapping) else {}
         for given in (self.env_config, in_evaluation.get("env_config")):
-            # Also where else it stands, as in what `validate` has resolved.
             memo |= {id(item): item for item in _held_by(given)}
         # Not by attribute: it may be frozen.
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))

@@ -91,22 +91,38 @@ class DerivedSettings(DeclaredConfig):
     def env_creator(self) -> EnvCreator:
         """Makes one environment: of evaluation in an evaluation's configuration, else of training.
 
-        `validate` resolves both where they are registered, and the configuration takes them along to the actors.
+        A name means what it means where the configuration was made: a copy for another process takes that along.
         """
-        resolved = self._evaluation_env_creator if self.in_evaluation else self._training_env_creator
-        return resolved or env_creator_for(self.env, self.env_config)
+        return env_creator_for(self.env, self.env_config, known=self._known_environments)
 
-    def forget_environments(self) -> None:
-        """Drops what `validate` resolved, when what it was resolved from changes."""
-        self._training_env_creator = self._evaluation_env_creator = None
+    def require_environments(self) -> None:
+        """Raises unless the environments of training and of evaluation are known, or can be imported.
+
+        Raises:
+            UnregisteredEnv: names the closest id that is known.
+            TypeError: if one is no `PromptEnv`.
+        """
+        for config in (self, self.get_evaluation_config_object()):
+            if config is not None:
+                _ = config.env_creator
 
     def get_evaluation_config_object(self) -> Self | None:
         """The configuration of an evaluation: this one with `evaluation_config`; None if this is one already."""
         evaluation = super().get_evaluation_config_object()
         if evaluation is not None and self.env is not None:
-            evaluation._evaluation_env_creator = self._evaluation_env_creator
             complete_evaluation_config(evaluation, self)
         return evaluation
+
+    @property
+    def env_runner_cls(self) -> type:
+        """The class of the rollout actors: the one that was given, or the library's."""
+        from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
+
+        return self._env_runner_cls or VLLMEnvRunner
+
+    @env_runner_cls.setter
+    def env_runner_cls(self, value: type | None) -> None:
+        self._env_runner_cls = value
 
     def records_routes(self) -> bool:
         """Whether rollout actors record the experts: on request, or for a replay of them."""
