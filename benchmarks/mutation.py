@@ -42,7 +42,7 @@ SUBJECTS = {
         "tests/objectives/test_chunked_logprobs.py",
         "tests/objectives/test_chunked_logprobs_contract.py",
     ],
-    "objectives/_chunked_projection.py": [
+    "objectives/chunked_projection.py": [
         "tests/objectives/test_chunked_logprobs.py",
         "tests/objectives/test_chunked_logprobs_contract.py",
     ],

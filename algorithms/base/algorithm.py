@@ -25,7 +25,7 @@ from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
 from rlhf_algos.algorithms.base.parts import Parts, Processes, compose
 from rlhf_algos.algorithms.base.processes import end_processes, require_actors
 from rlhf_algos.algorithms.base.reset import as_config, given_config, processes_of, start_over
-from rlhf_algos.algorithms.base.resources import check_resources, request_of_trial, thread_summary
+from rlhf_algos.algorithms.base.resources import check_resources, request_of_trial
 from rlhf_algos.algorithms.base.saved_batches import BatchFolder, batch_folder_of
 from rlhf_algos.algorithms.base.saved_source import warn_of_other_advantages
 from rlhf_algos.algorithms.base.seeds import with_seed
@@ -85,7 +85,7 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
         # Before a reset Tune puts the next trial's into `config`.
         self.config = self._built_config = config
         self.step_log = StepLog(self.metrics)
-        logger.info("Seed %d. Threads: %s.", config.seed, thread_summary(config))
+        logger.info("Seed %d. Threads: %s.", config.seed, config.placement().thread_summary())
         if config.mismatch_injected().active:
             logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
 
@@ -120,7 +120,7 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
         # RLlib would make a configuration of the algorithm's own class of it, which need not have all its options.
         own = {"get_default_config": classmethod(lambda cls: given.copy(copy_frozen=False))}
         of_given: type[LanguageModelAlgorithm] = type(cls.__name__, (cls,), own)
-        return request_of_trial(super(LanguageModelAlgorithm, of_given).default_resource_request({}), given)
+        return request_of_trial(super(LanguageModelAlgorithm, of_given).default_resource_request({}), given.placement())
 
     def reset(self, new_config: Mapping[str, Any], storage: Any = None) -> bool:
         """Tune's call between two trials on one actor: `reset_config`, and new processes where that is not enough.

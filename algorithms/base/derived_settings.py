@@ -7,14 +7,8 @@ from typing import Any, Self, cast
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from torch import Tensor
 
-from rlhf_algos.algorithms.base.declared_config import DeclaredConfig
 from rlhf_algos.algorithms.base.evaluation_settings import complete_evaluation_config
-from rlhf_algos.algorithms.base.resources import (
-    cpu_share_of_env_runner,
-    cpu_share_of_learner,
-    threads_per_env_runner,
-    threads_per_learner,
-)
+from rlhf_algos.algorithms.base.process_options import ProcessOptions
 from rlhf_algos.corrections import make_corrector
 from rlhf_algos.envs import EnvCreator, env_creator_for
 from rlhf_algos.learner.settings import LearnerSettings
@@ -29,46 +23,8 @@ from rlhf_algos.weight_sync.mismatch_injection import MismatchInjection
 _AROUND_EVERY_LOSS = ("kl_coefficient", "kl_kind", "entropy_coefficient")
 
 
-class DerivedSettings(DeclaredConfig):
-    """A `DeclaredConfig` that says what its options come to."""
-
-    @property
-    def num_cpus_per_env_runner(self) -> float:
-        """CPUs that Ray counts for a rollout actor: what was given, or a share that fits every machine."""
-        given = self._num_cpus_per_env_runner
-        return cpu_share_of_env_runner(self) if given is None else given
-
-    @num_cpus_per_env_runner.setter
-    def num_cpus_per_env_runner(self, value: float | None) -> None:
-        self._num_cpus_per_env_runner = value
-
-    @property
-    def num_cpus_per_learner(self) -> float:
-        """CPUs that Ray counts for a learner: what was given, or a share that fits every machine."""
-        given = self._num_cpus_per_learner
-        return cpu_share_of_learner(self) if given is None else given
-
-    @num_cpus_per_learner.setter
-    def num_cpus_per_learner(self, value: Any) -> None:
-        self._num_cpus_per_learner = None if value == "auto" else value
-
-    def run_seed(self) -> int:
-        """The seed of a run.
-
-        Raises:
-            ValueError: if there is none yet.
-        """
-        if self.seed is None:
-            raise ValueError("debugging(seed=None): an algorithm draws a seed at its start.")
-        return int(self.seed)
-
-    def threads_per_env_runner(self) -> int:
-        """Threads of a rollout actor, asked in its own process."""
-        return threads_per_env_runner(self)
-
-    def threads_per_learner(self) -> int:
-        """Threads of a learner, asked in its own process."""
-        return threads_per_learner(self)
+class DerivedSettings(ProcessOptions):
+    """A configuration that says what its options come to."""
 
     def model_path(self) -> str:
         """The directory or hub id of the model."""
@@ -112,17 +68,6 @@ class DerivedSettings(DeclaredConfig):
         if evaluation is not None and self.env is not None:
             complete_evaluation_config(evaluation, self)
         return evaluation
-
-    @property
-    def env_runner_cls(self) -> type:
-        """The class of the rollout actors: the one that was given, or the library's."""
-        from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
-
-        return self._env_runner_cls or VLLMEnvRunner
-
-    @env_runner_cls.setter
-    def env_runner_cls(self, value: type | None) -> None:
-        self._env_runner_cls = value
 
     def records_routes(self) -> bool:
         """Whether rollout actors record the experts: on request, or for a replay of them."""

@@ -12,7 +12,7 @@ _MODEL = "language_model(path), for sampler and trainer alike: give a folder tha
 _TOKENS = "language_model(path), whose tokenizer makes the tokens of sampler and trainer"
 # Engine arguments that this library sets; another value would break what it records, or give sampler and trainer
 # different models.
-_OWNED = {
+OWNED = {
     "model": "language_model(path)",
     "model_weights": _MODEL,
     "revision": _MODEL,
@@ -39,7 +39,7 @@ _OTHER_CODE = (
 )
 # Engine arguments with which tokens would be drawn from another distribution than the one that is recorded, or with
 # which other code than the engine's would draw them.
-_REFUSED = {
+REFUSED = {
     "logits_processors": "a logits processor changes what is sampled, and the trainer knows nothing of it",
     "watermark_config": "a watermark changes what is sampled, and the trainer knows nothing of it",
     "reasoning_config": "a limit on reasoning forces tokens that were not sampled",
@@ -100,10 +100,10 @@ def check_engine_arguments(names: Iterable[str]) -> None:
     """
     known = vllm_engine_arguments()
     for name in names:
-        if name in _OWNED:
-            raise ValueError(f"vllm({name}=...) is set by {_OWNED[name]}.")
-        if name in _REFUSED:
-            raise ValueError(f"vllm({name}=...) is refused: {_REFUSED[name]}.")
+        if name in OWNED:
+            raise ValueError(f"vllm({name}=...) is set by {OWNED[name]}.")
+        if name in REFUSED:
+            raise ValueError(f"vllm({name}=...) is refused: {REFUSED[name]}.")
         if known and name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ray
 from ray.tune import PlacementGroupFactory
 
 from rlhf_algos.local_ray import running_cluster, start_ray
-
-if TYPE_CHECKING:
-    from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 
 logger = logging.getLogger(__name__)
 
@@ -23,15 +20,65 @@ logger = logging.getLogger(__name__)
 _ENV_RUNNERS_CPU, _LEARNERS_CPU = 0.5, 0.4
 
 
-def cpu_share_of_env_runner(config: LanguageModelAlgorithmConfig) -> float:
-    """CPUs that Ray counts for one of the rollout actors, unless given; evaluation's own, if any, get half of them."""
-    has_evaluation_actors = config.evaluation_num_env_runners != 0
-    return _share(_ENV_RUNNERS_CPU / 2 if has_evaluation_actors else _ENV_RUNNERS_CPU, config.num_env_runners)
+@dataclass(frozen=True)
+class Placement:
+    """What a configuration says about its processes; None where it leaves a number to us.
 
+    Attributes:
+        num_env_runners: rollout actors. A search of Tune's may still stand in place of a number.
+        num_learners: ranks.
+        num_evaluation_env_runners: actors of evaluation's own.
+        env_runner_cpus, learner_cpus: what Ray counts for one of them.
+        env_runner_threads, learner_threads: of one of them, while it works.
+        driver_cpus: what Ray counts for the driver.
+    """
 
-def cpu_share_of_learner(config: LanguageModelAlgorithmConfig) -> float:
-    """CPUs that Ray counts for one learner, unless given."""
-    return _share(_LEARNERS_CPU, config.num_learners)
+    num_env_runners: int
+    num_learners: int
+    num_evaluation_env_runners: int
+    env_runner_cpus: float | None = None
+    learner_cpus: float | None = None
+    env_runner_threads: int | None = None
+    learner_threads: int | None = None
+    driver_cpus: float | None = None
+
+    def cpus_per_env_runner(self) -> float:
+        """CPUs that Ray counts for a rollout actor: what was given, or a share that fits every machine.
+
+        Actors of evaluation's own, if any, get half of all that actors have.
+        """
+        if self.env_runner_cpus is not None:
+            return self.env_runner_cpus
+        has_evaluation_actors = self.num_evaluation_env_runners != 0
+        return _share(_ENV_RUNNERS_CPU / 2 if has_evaluation_actors else _ENV_RUNNERS_CPU, self.num_env_runners)
+
+    def cpus_per_learner(self) -> float:
+        """CPUs that Ray counts for a learner: what was given, or a share that fits every machine."""
+        return _share(_LEARNERS_CPU, self.num_learners) if self.learner_cpus is None else self.learner_cpus
+
+    def threads_per_env_runner(self) -> int:
+        """Threads of a rollout actor on this machine while it samples.
+
+        What is given counts: its threads, else its CPUs (at least 1). Otherwise actors share all cores equally, as if
+        all were on one machine: sampler and learner take turns.
+        """
+        return _threads(self.env_runner_threads, self.env_runner_cpus, self.num_env_runners)
+
+    def threads_per_learner(self) -> int:
+        """Threads of a learner on this machine while it updates; decided as those of a rollout actor are."""
+        return _threads(self.learner_threads, self.learner_cpus, self.num_learners)
+
+    def thread_summary(self) -> str:
+        """Who has how many threads, for a line at the start."""
+        actors, learners = self.num_env_runners, max(1, self.num_learners)
+        sampling = f"{actors} x {self.threads_per_env_runner()} while sampling, " if actors else ""
+        return f"{sampling}{learners} x {self.threads_per_learner()} while updating, of {usable_cores()} cores"
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any CPUs or threads are."""
+        cpus = (self.env_runner_cpus, self.learner_cpus, self.driver_cpus)
+        return any(number is not None for number in (*cpus, self.env_runner_threads, self.learner_threads))
 
 
 def _share(of_all: float, processes: object) -> float:
@@ -39,20 +86,6 @@ def _share(of_all: float, processes: object) -> float:
     # count as more, so that a hundred of them by mistake are refused and not started.
     count = processes if isinstance(processes, int) else 1
     return int(10_000 * of_all / max(1, min(count, usable_cores()))) / 10_000
-
-
-def threads_per_env_runner(config: LanguageModelAlgorithmConfig) -> int:
-    """Threads of a rollout actor on this machine while it samples.
-
-    What is given counts: `num_threads_per_env_runner`, else `num_cpus_per_env_runner` (at least 1). Otherwise actors
-    share all cores equally, as if all were on one machine: sampler and learner take turns.
-    """
-    return _threads(config.num_threads_per_env_runner, config._num_cpus_per_env_runner, config.num_env_runners)
-
-
-def threads_per_learner(config: LanguageModelAlgorithmConfig) -> int:
-    """Threads of a learner on this machine while it updates; decided as those of a rollout actor are."""
-    return _threads(config.num_threads_per_learner, config._num_cpus_per_learner, config.num_learners)
 
 
 def _threads(threads: int | None, cpus: float | None, processes: int) -> int:
@@ -71,16 +104,7 @@ def usable_cores(cpu_max: str | Path = "/sys/fs/cgroup/cpu.max") -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def thread_summary(config: LanguageModelAlgorithmConfig) -> str:
-    """Who has how many threads, for a line at the start."""
-    actors, learners = config.num_env_runners, max(1, config.num_learners)
-    sampling = f"{actors} x {threads_per_env_runner(config)} while sampling, " if actors else ""
-    return f"{sampling}{learners} x {threads_per_learner(config)} while updating, of {usable_cores()} cores"
-
-
-def bundles_of_trial(
-    bundles: Sequence[Mapping[str, float]], config: LanguageModelAlgorithmConfig
-) -> list[dict[str, float]]:
+def bundles_of_trial(bundles: Sequence[Mapping[str, float]], placement: Placement) -> list[dict[str, float]]:
     """A trial's bundles, the first one enlarged if nothing says how many CPUs or threads its processes have.
 
     They use all cores of a machine then, so the trial counts as a little more than half of the largest one: Tune places
@@ -88,18 +112,10 @@ def bundles_of_trial(
 
     Args:
         bundles: what RLlib asks for, the driver's first.
-        config: of the trial.
+        placement: of the trial.
     """
     first, *others = (dict(bundle) for bundle in bundles)
-    given = (
-        config._num_cpus_per_env_runner,
-        config._num_cpus_per_learner,
-        config.num_threads_per_env_runner,
-        config.num_threads_per_learner,
-    )
-    default_driver = config.declared_options()["num_cpus_for_main_process"].default
-    is_given = any(value is not None for value in given) or config.num_cpus_for_main_process != default_driver
-    if is_given or any(bundle.get("GPU") for bundle in bundles):
+    if placement.is_given or any(bundle.get("GPU") for bundle in bundles):
         return [first, *others]
     machine = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
     needed = sum(bundle.get("CPU", 0.0) for bundle in bundles)
@@ -107,7 +123,7 @@ def bundles_of_trial(
     return [first, *others]
 
 
-def request_of_trial(request: PlacementGroupFactory, config: LanguageModelAlgorithmConfig) -> PlacementGroupFactory:
+def request_of_trial(request: PlacementGroupFactory, placement: Placement) -> PlacementGroupFactory:
     """What a trial asks of the Ray that runs; outside of a placement group it must be there.
 
     Raises:
@@ -115,7 +131,7 @@ def request_of_trial(request: PlacementGroupFactory, config: LanguageModelAlgori
     """
     if not ray.is_initialized():
         return request
-    request = PlacementGroupFactory(bundles_of_trial(request.bundles, config), strategy=request.strategy)
+    request = PlacementGroupFactory(bundles_of_trial(request.bundles, placement), strategy=request.strategy)
     if ray.util.get_current_placement_group() is None:
         check_resources(request.bundles)
     return request

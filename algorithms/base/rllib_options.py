@@ -1,8 +1,8 @@
 """What each field of RLlib's `AlgorithmConfig` means here: it acts, or a changed value is refused with what to use.
 
 RLlib has fields for every kind of reinforcement learning, and sets any of them without a word. The tables below and the
-one of refused fields hold every field of RLlib 2.60 exactly once; a test fails on one that is new or gone until somebody
-decides about it.
+one of refused fields hold every field of RLlib 2.60 exactly once; a test fails on one that is new or gone until
+somebody decides about it.
 """
 
 from __future__ import annotations

@@ -88,13 +88,11 @@ def _with_seed(config: Any) -> Any:
 
 def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, ray_address: str | None) -> bool:
     """Returns whether the run came to its end."""
-    from rlhf_algos.algorithms.base.resources import thread_summary
-
     display.say(
         f"Starting {run.algorithm}: Ray, {config.num_env_runners} rollout actor(s) with vLLM, "
         f"{config.num_learners} DeepSpeed learner(s) ..."
     )
-    display.say(f"Threads: {thread_summary(config)}.")
+    display.say(f"Threads: {config.placement().thread_summary()}.")
     with ray_session(ray_address) as our_ray:
         algorithm = config.build_algo()
         at_once = True

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlhf_algos.objectives._checks import require_dtype, require_flat, require_range, require_rank
-from rlhf_algos.objectives._chunked_projection import (
+from rlhf_algos.objectives.chunked_projection import (
     ChunkedProjection,
     ProjectionGradients,
     ProjectionSettings,

@@ -143,7 +143,7 @@ def test_a_folder_that_is_no_model_is_refused(source, tmp_path):
     assert "model.safetensors" in files(tmp_path / "empty")
 
 
-@pytest.mark.parametrize("failing", ["save_file", "_copy_companions", "_replace"])
+@pytest.mark.parametrize("failing", ["save_file", "copy_companions", "_replace"])
 def test_a_save_that_fails_leaves_the_old_model(source, monkeypatch, failing):
     model = load(source)
     before = saved(source), files(source)
@@ -215,7 +215,7 @@ def killed_save(model, tensors, folder, when):
             os.kill(os.getpid(), signal.SIGKILL)
 
         if when == "writing":
-            checkpoint._copy_companions = die
+            checkpoint.copy_companions = die
         if when == "renaming":
             Path.rename = lambda self, target: die() if self.parent.name == "new" else rename(self, target)
         if when == "done":

@@ -21,7 +21,7 @@ class ChunkedProjection:
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: ProjectionSettings) -> None:
         self.hidden, self.weight, self.bias, self.settings = hidden, weight, bias, settings
         self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        self.product_dtype = _product_dtype(hidden.dtype, hidden.device.type)
+        self.product_dtype = product_dtype_of(hidden.dtype, hidden.device.type)
         self.factor = hidden.to(self.product_dtype)
         self.chunk_size = min(settings.chunk_size, weight.shape[0])
         self.is_whole = self.chunk_size == weight.shape[0]
@@ -85,7 +85,8 @@ class ProjectionGradients:
         return hidden, self.weight, self.bias
 
 
-def _product_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
+def product_dtype_of(dtype: torch.dtype, device_type: str) -> torch.dtype:
+    """The dtype that products of matrices of `dtype` are computed in, without losing precision or much time."""
     if device_type != "cpu" or dtype in (torch.float32, torch.float64):
         return dtype
     return dtype if dtype == torch.bfloat16 and _cpu_has_bfloat16_products() else torch.float32
