@@ -2,96 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.core import ALL_MODULES, DEFAULT_MODULE_ID
-from ray.rllib.utils.metrics import (
-    ENV_RUNNER_RESULTS,
-    LEARNER_RESULTS,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    NUM_ENV_STEPS_TRAINED_LIFETIME,
-)
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_TRAINED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.base.advantages import scored_with_others
 from rlhf_algos.batch import FINISH_LENGTH, RolloutBatch
+from rlhf_algos.metrics import LAST, LEARNER, METRICS, TOKENS, Mean, declared_name
 from rlhf_algos.objectives import zero_std_group_fraction
 
-LEARNER = f"{LEARNER_RESULTS}/{DEFAULT_MODULE_ID}"
-#: Where RLlib looks for what all modules of a learner have trained on.
-ALL_LEARNERS = f"{LEARNER_RESULTS}/{ALL_MODULES}"
-STALENESS = "staleness"
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean whose parts weigh as much as there is of what it is a mean over.
-
-    Attributes:
-        over: a count of `step_counts`.
-    """
-
-    over: str
-
-
-SUM, MAX, MIN, LAST, LIFETIME_SUM = "sum", "max", "min", "last", "lifetime_sum"
-_TOKENS = Mean("trained_tokens")
-
 #: What the training steps of one `train()` make of each key that a run logs.
-REDUCTIONS: dict[str, str | Mean] = {
-    f"{ENV_RUNNER_RESULTS}/episode_return_mean": Mean("scored_responses"),
-    f"{ENV_RUNNER_RESULTS}/episode_return_min": MIN,
-    f"{ENV_RUNNER_RESULTS}/episode_return_max": MAX,
-    f"{ENV_RUNNER_RESULTS}/response_length_mean": Mean("responses"),
-    f"{ENV_RUNNER_RESULTS}/truncated_fraction": Mean("responses"),
-    f"{ENV_RUNNER_RESULTS}/zero_std_group_fraction": Mean("comparable_groups"),
-    f"{ENV_RUNNER_RESULTS}/num_episodes": SUM,
-    f"{ENV_RUNNER_RESULTS}/num_response_tokens": SUM,
-    f"{ENV_RUNNER_RESULTS}/{NUM_ENV_STEPS_SAMPLED_LIFETIME}": LIFETIME_SUM,
-    f"{ENV_RUNNER_RESULTS}/num_response_tokens_lifetime": LIFETIME_SUM,
-    f"{ENV_RUNNER_RESULTS}/unscorable_responses_lifetime": LIFETIME_SUM,
-    f"{ENV_RUNNER_RESULTS}/prompts_too_long_lifetime": LIFETIME_SUM,
-    f"{ENV_RUNNER_RESULTS}/groups_sampled_again_lifetime": LIFETIME_SUM,
-    f"{STALENESS}/mean": _TOKENS,
-    f"{STALENESS}/max": MAX,
-    f"{ALL_LEARNERS}/{NUM_ENV_STEPS_TRAINED_LIFETIME}": LIFETIME_SUM,
-    f"{LEARNER}/loss": Mean("optimizer_batches"),
-    f"{LEARNER}/grad_norm": Mean("optimizer_steps"),
-    f"{LEARNER}/learning_rate": LAST,
-    f"{LEARNER}/num_optimizer_steps": SUM,
-    f"{LEARNER}/steps_without_trained_token": SUM,
-    f"{LEARNER}/kept_signal": Mean("signal"),
-    f"{LEARNER}/train_rollout_logprob_abs_diff": _TOKENS,
-    f"{LEARNER}/train_rollout_logprob_abs_diff_max": MAX,
-    f"{LEARNER}/mismatch_kl": _TOKENS,
-    f"{LEARNER}/mismatch_kl_k1": _TOKENS,
-    f"{LEARNER}/ess": _TOKENS,
-    f"{LEARNER}/ratio_outside_fraction": _TOKENS,
-    f"{LEARNER}/pg_clipfrac": _TOKENS,
-    f"{LEARNER}/entropy": _TOKENS,
-    f"{LEARNER}/reference_kl": _TOKENS,
-    f"{LEARNER}/tis": _TOKENS,
-    f"{LEARNER}/tis_abs": _TOKENS,
-    f"{LEARNER}/tis_clipfrac": _TOKENS,
-    f"{LEARNER}/tis_weight": _TOKENS,
-    f"{LEARNER}/tis_zero_fraction": _TOKENS,
-    f"{LEARNER}/rollout_head_mass": _TOKENS,
-    f"{LEARNER}/trainer_head_mass": _TOKENS,
-    f"{LEARNER}/sc_term_abs": _TOKENS,
-    f"{LEARNER}/route_mismatch": _TOKENS,
-    f"{LEARNER}/route_mismatch_layer_N": _TOKENS,
-    f"{LEARNER}/replayed_fraction": _TOKENS,
-}
-
-
-def declared_name(key: str) -> str:
-    """The name under which `REDUCTIONS` would have a flat key; all layers share one."""
-    return re.sub(r"_layer_\d+$", "_layer_N", key)
+REDUCTIONS: dict[str, str | Mean] = {metric.key: metric.reduction for metric in METRICS if metric.reduction is not None}
 
 
 def reduction_of(key: str) -> str | Mean:
@@ -105,7 +30,7 @@ def reduction_of(key: str) -> str | Mean:
     """
     key = declared_name(key)
     if key not in REDUCTIONS and key.startswith(f"{LEARNER}/"):
-        return _TOKENS
+        return TOKENS
     return REDUCTIONS[key]
 
 

@@ -8,9 +8,6 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LI
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.base.metrics import (
-    ALL_LEARNERS,
-    LEARNER,
-    STALENESS,
     IterationMetrics,
     lifetime_counts,
     rollout_metrics,
@@ -20,6 +17,7 @@ from rlhf_algos.algorithms.base.metrics import (
 )
 from rlhf_algos.algorithms.base.source import Rollouts
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.metrics import ALL_LEARNERS, LEARNER, STALENESS
 
 
 class StepLog:

@@ -19,6 +19,9 @@ from rlhf_algos.algorithms.reinforce_sc import CenteredReinforce, ReinforceSCCon
 from rlhf_algos.analysis.setting import REFERENCE, Setting
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.envs import PromptSpace, UnicodeText
+from rlhf_algos.metrics import METRICS
+
+_COMPARED = tuple(metric.name for metric in METRICS if metric.compared)
 
 
 def compare_settings(
@@ -75,7 +78,7 @@ def _row(
         "cosine": float(gradient @ reference) / (own * other) if own > 0 and other > 0 else math.nan,
         "norm_ratio": own / other if other > 0 else math.nan,
     }
-    return row | {name: metrics[name] for name in _METRICS if name in metrics}
+    return row | {name: metrics[name] for name in _COMPARED if name in metrics}
 
 
 def learner_for(batch: RolloutBatch, *, model: str | None, dtype: str, token_budget: int) -> Any:
@@ -111,23 +114,3 @@ def learner_for(batch: RolloutBatch, *, model: str | None, dtype: str, token_bud
     config.validate()
     # Not those of the batch's environment: a learner only asks that there are some.
     return config.build_learner(spaces={DEFAULT_MODULE_ID: (PromptSpace(), UnicodeText())})
-
-
-_METRICS = (
-    "kept_signal",
-    "tis",
-    "tis_abs",
-    "tis_clipfrac",
-    "tis_weight",
-    "tis_zero_fraction",
-    "ess",
-    "train_rollout_logprob_abs_diff",
-    "train_rollout_logprob_abs_diff_max",
-    "mismatch_kl",
-    "ratio_outside_fraction",
-    "rollout_head_mass",
-    "trainer_head_mass",
-    "sc_term_abs",
-    "route_mismatch",
-    "replayed_fraction",
-)

@@ -8,18 +8,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-_COLUMNS = {
-    "loss": "loss",
-    "grad_norm": "gradient norm",
-    "cosine": "cosine",
-    "norm_ratio": "norm ratio",
-    "tis_clipfrac": "clipped",
-    "kept_signal": "kept signal",
-    "ess": "ess",
-    "mismatch_kl": "k3 KL",
-    "train_rollout_logprob_abs_diff": "mean |diff|",
-    "route_mismatch": "route mismatch",
-}
+from rlhf_algos.metrics import LEARNER, is_listed, metric_of
+
+_MISMATCH = ("mismatch_kl", "train_rollout_logprob_abs_diff")
+_COLUMNS = (
+    *("loss", "grad_norm", "cosine", "norm_ratio", "tis_clipfrac", "kept_signal", "ess"),
+    *_MISMATCH,
+    "route_mismatch",
+)
 
 
 def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -101,8 +97,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     _print_table(f"{batch.num_samples} responses, {batch.num_trained_tokens} trained tokens", table, _COLUMNS)
     if "mismatch" in result:
         parts = [{"setting": name} | values for name, values in result["mismatch"].items()]
-        columns = {"mean": "mean", "train_rollout_logprob_abs_diff": "mean |diff|", "mismatch_kl": "k3 KL"}
-        _print_table("log p - log q by part", parts, columns)
+        _print_table("log p - log q by part", parts, ("mean", *reversed(_MISMATCH)))
     if arguments.json:
         arguments.json.write_text(json.dumps(_without_nan(result), indent=1) + "\n")
     return 0
@@ -124,15 +119,17 @@ def _spec(text: str) -> Any:
     return json.loads(text) if text.lstrip().startswith("{") else text
 
 
-def _print_table(title: str, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+def _print_table(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = {key: name for key, name in columns.items() if any(key in row for row in rows)}
+    shown = [name for name in columns if any(name in row for row in rows)]
     table = Table(title=title)
     table.add_column("setting")
-    for name in shown.values():
-        table.add_column(name, justify="right")
+    for name in shown:
+        key = f"{LEARNER}/{name}"
+        # A comparison has numbers of its own, such as the cosine.
+        table.add_column(metric_of(key).column if is_listed(key) else name.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(row["setting"], *(f"{row[key]:.4g}" if key in row else "" for key in shown))
     console = Console()

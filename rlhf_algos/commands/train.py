@@ -12,7 +12,7 @@ from rich.console import Console
 from rlhf_algos.commands import exit_codes
 from rlhf_algos.commands.errors import ConfigError, message_of, write_traceback
 from rlhf_algos.commands.interrupts import deferred
-from rlhf_algos.commands.measures import EVALUATED, GREEDY, REWARD
+from rlhf_algos.commands.measures import EVALUATED, GREEDY, REWARD, heading_for, text_of
 from rlhf_algos.commands.ray_session import ray_session, set_environment
 from rlhf_algos.commands.run_config import RunConfig, read_run_config, require_no_grids
 from rlhf_algos.commands.train_display import TrainDisplay, train_display
@@ -147,9 +147,9 @@ def _say_what_there_is(folder: RunFolder, display: TrainDisplay, *, quiet: bool)
     if evaluated:
         first, last = evaluated[0], evaluated[-1]
         for row in [first] if first is last else [first, last]:
-            greedy = f", greedy {GREEDY.text(row)}" if GREEDY.key in row else ""
-            heading = EVALUATED.heading_for([row]).capitalize()
-            display.say(f"{heading} after {row['iteration']:.0f} iterations: {EVALUATED.text(row)}{greedy}")
+            greedy = f", greedy {text_of(GREEDY, row)}" if GREEDY.key in row else ""
+            heading = heading_for(EVALUATED, [row]).capitalize()
+            display.say(f"{heading} after {row['iteration']:.0f} iterations: {text_of(EVALUATED, row)}{greedy}")
     for label, name in (("Trained model", MODEL), ("Plot", PLOT)):
         if (folder.path / name).exists():
             display.say(f"{label + ':':15}{folder.path / name}")

@@ -8,9 +8,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.base.metrics import (
-    LEARNER,
     REDUCTIONS,
-    STALENESS,
     IterationMetrics,
     lifetime_counts,
     reduction_of,
@@ -18,6 +16,7 @@ from rlhf_algos.algorithms.base.metrics import (
     staleness_metrics,
     step_counts,
 )
+from rlhf_algos.metrics import LEARNER, STALENESS
 from rlhf_algos.objectives import group_advantages
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
 from rlhf_algos.rollout.engine import Generation

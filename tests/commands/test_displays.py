@@ -103,7 +103,7 @@ def test_values_in_the_names_of_trials():
 def test_a_heading_claims_no_more_than_every_row_says():
     key = "evaluation/env_runners/episode_return_mean"
     held_out, trained_on = ({key: 0.5, "evaluation/env_runners/held_out": value} for value in (1.0, 0.0))
-    assert measures.EVALUATED.heading_for([held_out, {}]) == "held-out"
+    assert measures.heading_for(measures.EVALUATED, [held_out, {}]) == "held-out"
     for rows in ([trained_on], [held_out, trained_on], [{key: 0.5}]):
-        assert measures.EVALUATED.heading_for(rows) == "evaluated"
+        assert measures.heading_for(measures.EVALUATED, rows) == "evaluated"
     assert measures.as_line(trained_on) == "evaluated 0.500"
