@@ -27,11 +27,11 @@ class ChunkedProjection:
         self.is_whole = self.chunk_size == weight.shape[0]
 
     def weight_slice(self, start: int, stop: int) -> Tensor:
-        """Rows ``[start, stop)`` of the weight, ready for a matrix product."""
+        """Rows `[start, stop)` of the weight, ready for a matrix product."""
         return self.weight[start:stop].to(self.product_dtype)
 
     def walk(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the start of each slice and its logits ``[T, slice]``, valid until the next step."""
+        """Yield the start of each slice and its logits `[T, slice]`, valid until the next step."""
         tokens, vocabulary = self.hidden.shape[0], self.weight.shape[0]
         size = self.chunk_size
         memory = torch.empty(tokens * size, dtype=self.dtype, device=self.hidden.device)
@@ -60,7 +60,7 @@ class ProjectionGradients:
         self.bias = torch.empty_like(logits.bias) if bias and logits.bias is not None else None
 
     def add(self, start: int, gradient: Tensor) -> None:
-        """Add the gradient ``[T, slice]`` of the tempered logits from ``start`` on."""
+        """Add the gradient `[T, slice]` of the tempered logits from `start` on."""
         logits, stop = self.logits, start + gradient.shape[1]
         if logits.settings.temperature != 1.0:
             gradient.div_(logits.settings.temperature)

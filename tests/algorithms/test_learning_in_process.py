@@ -14,7 +14,7 @@ from rlhf_algos.envs import PromptSpace, UnicodeText
 from tests.self_sampling import sample
 
 ROOT = Path(__file__).parents[2]
-ITERATIONS = 6
+ITERATIONS = 12
 SPACES = {DEFAULT_MODULE_ID: (PromptSpace(), UnicodeText())}
 
 
@@ -69,7 +69,7 @@ def trained(peaked_models):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns(trained, name):
     rewards, metrics = trained(algorithm_class(name).get_default_config())
-    assert rewards[-1] > rewards[0] + 0.15, rewards
+    assert rewards[-1] > rewards[0] + 0.2, rewards
     # What was sampled and what is trained are one model.
     assert metrics["train_rollout_logprob_abs_diff"] < 1e-5
     if name in ("grpo", "gspo"):
@@ -82,7 +82,7 @@ def test_an_algorithm_from_outside_learns(trained, monkeypatch):
 
     module = example("my_algorithm", monkeypatch)
     rewards, metrics = trained(module.CISPOConfig().training(clip_high=0.1))
-    assert rewards[-1] > rewards[0] + 0.15, rewards
+    assert rewards[-1] > rewards[0] + 0.2, rewards
     assert 0 < metrics["cispo_clipfrac"] < 1 and "tis_weight" in metrics
     run = read_run_config(ROOT / "examples/configs/addition_grpo.yaml", ["algorithm=my_algorithm.CISPO"])
     assert type(run.build()) is module.CISPOConfig

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rlhf_algos.learner import checkpoint
+from rlhf_algos.learner import export
 from rlhf_algos.learner.export import export_model
 from rlhf_algos.learner.weights import persistent_buffers
 
@@ -151,7 +151,7 @@ def test_a_save_that_fails_leaves_the_old_model(source, monkeypatch, failing):
     def disk_is_full(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, failing, disk_is_full)
+    monkeypatch.setattr(export, failing, disk_is_full)
     with pytest.raises(OSError, match="No space"):
         export_model(model, trained(model), source=str(source), path=source)
     assert files(source) == before[1]
@@ -215,7 +215,7 @@ def killed_save(model, tensors, folder, when):
             os.kill(os.getpid(), signal.SIGKILL)
 
         if when == "writing":
-            checkpoint.copy_companions = die
+            export.copy_companions = die
         if when == "renaming":
             Path.rename = lambda self, target: die() if self.parent.name == "new" else rename(self, target)
         if when == "done":
