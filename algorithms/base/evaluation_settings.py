@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rlhf_algos.algorithms.base.held_out import HELDOUT
 from rlhf_algos.envs import EnvCreator
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
     from rlhf_algos.algorithms.base.derived_settings import DerivedSettings
-
-HELDOUT = "heldout"
 
 #: Keys of `evaluation(evaluation_config={...})`, each with what it sets. Everything else is that of training.
 EVALUATION_KEYS = {
@@ -96,16 +95,3 @@ def accepts_split(creator: EnvCreator) -> bool:
         return False
     parameters = inspect.signature(creator.spec.entry_point).parameters.values()
     return any(p.name == "split" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-
-
-def is_held_out(evaluated: Mapping[str, Any], trained: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether it is known that no evaluated problem is trained on.
-
-    Args:
-        evaluated: `split` and `split_rule` of what an evaluation played.
-        trained: the same of everything that is trained on.
-    """
-    rule = evaluated.get("split_rule")
-    return evaluated.get("split") == HELDOUT and all(
-        facts.get("split") == "train" and facts.get("split_rule") == rule for facts in trained
-    )

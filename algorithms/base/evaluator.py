@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_algos.algorithms.base.crew import Crew, Weights
-from rlhf_algos.algorithms.base.evaluation_settings import is_held_out
+from rlhf_algos.algorithms.base.held_out import is_held_out
 from rlhf_algos.algorithms.base.metrics import evaluation_metrics
 from rlhf_algos.algorithms.base.publication import Publication
 from rlhf_algos.algorithms.base.rollouts import Actors, Played, in_order, play_all

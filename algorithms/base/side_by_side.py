@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env import INPUT_ENV_SPACES
 
 from rlhf_algos.envs import PromptSpace, UnicodeText
-
-if TYPE_CHECKING:
-    from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +70,7 @@ _starting: ContextVar[_Starting | None] = ContextVar("learners that are starting
 
 
 @contextmanager
-def learners_starting(
-    config: LanguageModelAlgorithmConfig, require_env_runners: Callable[[], object]
-) -> Iterator[None]:
+def learners_starting(config: AlgorithmConfig, require_env_runners: Callable[[], object]) -> Iterator[None]:
     """While this lasts, the learners of `config` start in a thread, and `started_learners` waits for them.
 
     Only on a single machine and without a placement group. In a group (a trial of Tune's) RLlib ties rollout actors to

@@ -8,7 +8,8 @@ import pytest
 from gymnasium.error import UnregisteredEnv
 from ray import cloudpickle
 
-from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS, is_held_out
+from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS
+from rlhf_algos.algorithms.base.held_out import is_held_out
 from rlhf_algos.algorithms.base.metrics import evaluation_metrics
 from rlhf_algos.algorithms.base.reset import as_config, evaluation_config_of
 from rlhf_algos.algorithms.grpo import GRPOConfig

@@ -271,8 +271,11 @@ def test_an_algorithm_is_set_up_with_options_of_a_subclass(monkeypatch):
     config.my_scale = 0.25
     counted, found = [], []
     monkeypatch.setattr("ray.util.get_current_placement_group", lambda: None)
-    for module in ("algorithm", "resources"):
-        monkeypatch.setattr(f"rlhf_algos.algorithms.base.{module}.check_resources", counted.append)
+    for name in (
+        "rlhf_algos.algorithms.base.algorithm.check_resources",
+        "rlhf_algos.algorithms.base.resources.check_resources",
+    ):
+        monkeypatch.setattr(name, counted.append)
     monkeypatch.setattr(Algorithm, "setup", lambda self, config: found.append(self.config))
     algorithm = GRPO(config=config)
     algorithm.abandon()
