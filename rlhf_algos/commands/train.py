@@ -81,7 +81,7 @@ def train(
 
 def _with_seed(config: Any) -> Any:
     """A run without a seed draws it here, so that what is recorded repeats the run."""
-    from rlhf_algos.algorithms.base.seeds import with_seed
+    from rlhf_algos.algorithms.seeds import with_seed
 
     return with_seed(config)
 

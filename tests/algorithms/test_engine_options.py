@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_algos.algorithms.base import engine_options
+from rlhf_algos.algorithms import engine_options
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.engine_arguments import vllm_engine_arguments
 

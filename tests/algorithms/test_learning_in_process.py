@@ -9,7 +9,7 @@ import pytest
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
-from rlhf_algos.algorithms.base.advantages import with_advantages
+from rlhf_algos.driver.advantages import with_advantages
 from rlhf_algos.envs import PromptSpace, UnicodeText
 from tests.self_sampling import sample
 
@@ -90,7 +90,7 @@ def test_an_algorithm_from_outside_learns(trained, monkeypatch):
 
 def test_a_metric_from_outside_is_measured(trained, monkeypatch):
     """`examples/my_metric.py`: the mean over the batch's tokens of what the loss returns."""
-    from rlhf_algos.algorithms.base.metrics import LEARNER, Mean, reduction_of
+    from rlhf_algos.driver.batch_metrics import LEARNER, Mean, reduction_of
 
     _, metrics = trained(example("my_metric", monkeypatch).MeasuredConfig(), iterations=1)
     assert 0 <= metrics["sure_fraction"] < 1 and "pg_clipfrac" in metrics

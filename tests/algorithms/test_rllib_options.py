@@ -7,16 +7,16 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
-from rlhf_algos.algorithms.base.refused_options import REFUSED, REFUSED_ARGUMENTS
-from rlhf_algos.algorithms.base.rllib_options import (
+from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.refused_options import REFUSED, REFUSED_ARGUMENTS
+from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.algorithms.rllib_options import (
     DECLARED,
     FIRED_CALLBACKS,
     INTERNAL,
     USED,
     check_rllib_options,
 )
-from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
-from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from tests.learner.conftest import make_batch
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from ray import tune
 
-from rlhf_algos.algorithms.base import resources
-from rlhf_algos.algorithms.base.resources import bundles_of_trial, usable_cores
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.driver import placement
+from rlhf_algos.driver.placement import bundles_of_trial, usable_cores
 from rlhf_algos.rollout import vllm_env_runner
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 
@@ -22,7 +22,7 @@ def base():
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    monkeypatch.setattr(resources, "usable_cores", lambda: 8)
+    monkeypatch.setattr(placement, "usable_cores", lambda: 8)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
 from rlhf_algos.learner.module import logprobs_of_responses
 from rlhf_algos.learner.packing import make_micro_batch
 from rlhf_algos.objectives import ChunkedLogprobs, kl_estimate

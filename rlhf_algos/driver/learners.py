@@ -8,9 +8,9 @@ from typing import Any
 import ray
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from rlhf_algos.algorithms.base.remote import on_learners
-from rlhf_algos.algorithms.base.shown_responses import shown_responses
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.calls import on_learners
+from rlhf_algos.driver.shown_responses import shown_responses
 
 
 class Learners:

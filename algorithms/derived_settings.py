@@ -7,8 +7,8 @@ from typing import Any, Self, cast
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from torch import Tensor
 
-from rlhf_algos.algorithms.base.evaluation_settings import complete_evaluation_config
-from rlhf_algos.algorithms.base.process_options import ProcessOptions
+from rlhf_algos.algorithms.evaluation_settings import complete_evaluation_config
+from rlhf_algos.algorithms.process_options import ProcessOptions
 from rlhf_algos.corrections import make_corrector
 from rlhf_algos.envs import EnvCreator, env_creator_for
 from rlhf_algos.learner.settings import LearnerSettings

@@ -12,9 +12,9 @@ import numpy as np
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.offline.offline_data import OfflineData
 
-from rlhf_algos.algorithms.base.saved_batches import batch_files
-from rlhf_algos.algorithms.base.source import BatchSource, Rollouts, SplitFacts
 from rlhf_algos.batch import RolloutBatch, SampledWith, read_header
+from rlhf_algos.driver.saved_batches import batch_files
+from rlhf_algos.driver.source import BatchSource, Rollouts, SplitFacts
 from rlhf_algos.models import resolve_model
 
 logger = logging.getLogger(__name__)

@@ -10,15 +10,15 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.util.debug import log_once
 
-from rlhf_algos.algorithms.base.checks import check_config
-from rlhf_algos.algorithms.base.evaluation_settings import check_evaluation_config
-from rlhf_algos.algorithms.base.learner_sections import LearnerSections
-from rlhf_algos.algorithms.base.option_checks import check_options
-from rlhf_algos.algorithms.base.paths import absolute_paths, in_each_choice
-from rlhf_algos.algorithms.base.resources import start_ray_if_needed
-from rlhf_algos.algorithms.base.rollout_sections import RolloutSections
-from rlhf_algos.algorithms.base.saved_source import DECIDING_SETTINGS, SavedBatches
-from rlhf_algos.algorithms.base.side_by_side import started_learners
+from rlhf_algos.algorithms.checks import check_config
+from rlhf_algos.algorithms.evaluation_settings import check_evaluation_config
+from rlhf_algos.algorithms.learner_sections import LearnerSections
+from rlhf_algos.algorithms.option_checks import check_options
+from rlhf_algos.algorithms.paths import absolute_paths, in_each_choice
+from rlhf_algos.algorithms.rollout_sections import RolloutSections
+from rlhf_algos.driver.placement import start_ray_if_needed
+from rlhf_algos.driver.saved_source import DECIDING_SETTINGS, SavedBatches
+from rlhf_algos.driver.side_by_side import started_learners
 from rlhf_algos.envs import PromptSpace, UnicodeText
 
 

@@ -9,14 +9,14 @@ from typing import cast
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-from rlhf_algos.algorithms.base.crew import Crew
-from rlhf_algos.algorithms.base.evaluator import Evaluator
-from rlhf_algos.algorithms.base.learners import Learners
-from rlhf_algos.algorithms.base.live_source import LiveSource
-from rlhf_algos.algorithms.base.publication import Publication
-from rlhf_algos.algorithms.base.saved_source import SavedBatches, SavedSource
-from rlhf_algos.algorithms.base.source import BatchSource
+from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
+from rlhf_algos.driver.crew import Crew
+from rlhf_algos.driver.evaluator import Evaluator
+from rlhf_algos.driver.learners import Learners
+from rlhf_algos.driver.live_source import LiveSource
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.saved_source import SavedBatches, SavedSource
+from rlhf_algos.driver.source import BatchSource
 from rlhf_algos.weight_sync import Channel
 
 

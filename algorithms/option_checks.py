@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS
-from rlhf_algos.algorithms.base.options import plain
-from rlhf_algos.algorithms.base.paths import (
+from rlhf_algos.algorithms.evaluation_settings import EVALUATION_KEYS
+from rlhf_algos.algorithms.options import plain
+from rlhf_algos.algorithms.paths import (
     absolute_deepspeed_paths,
     absolute_engine_paths,
     absolute_model,
     absolute_paths,
 )
-from rlhf_algos.algorithms.base.rllib_options import check_rllib_options
-from rlhf_algos.algorithms.base.saved_batches import require_batch_files
+from rlhf_algos.algorithms.rllib_options import check_rllib_options
+from rlhf_algos.driver.saved_batches import require_batch_files
 
 if TYPE_CHECKING:
-    from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+    from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
 
 
 def check_options(config: LanguageModelAlgorithmConfig) -> None:

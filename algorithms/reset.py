@@ -15,14 +15,14 @@ from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-from rlhf_algos.algorithms.base.remote import on_learners
-from rlhf_algos.algorithms.base.rllib_options import USED, UnknownOptionError
-from rlhf_algos.algorithms.base.seeds import with_seed
+from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.rllib_options import USED, UnknownOptionError
+from rlhf_algos.algorithms.seeds import with_seed
+from rlhf_algos.driver.calls import on_learners
 from rlhf_algos.envs import PromptSpace, UnicodeText
 
 if TYPE_CHECKING:
-    from rlhf_algos.algorithms.base.algorithm import LanguageModelAlgorithm
+    from rlhf_algos.algorithms.algorithm import LanguageModelAlgorithm
 
 
 def as_config(

@@ -5,7 +5,7 @@ An algorithm's own stand in its config class, as `OPTIONS`.
 
 from __future__ import annotations
 
-from rlhf_algos.algorithms.base.options import (
+from rlhf_algos.algorithms.options import (
     Option,
     anything,
     either,

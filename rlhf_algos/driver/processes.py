@@ -7,7 +7,7 @@ import logging
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rlhf_algos.algorithms.base.remote import require_env_runners
+from rlhf_algos.driver.calls import require_env_runners
 
 logger = logging.getLogger(__name__)
 

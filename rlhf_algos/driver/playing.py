@@ -11,9 +11,9 @@ from typing import Any
 
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rlhf_algos.algorithms.base.remote import on_env_runners
-from rlhf_algos.algorithms.base.source import Rollouts
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.calls import on_env_runners
+from rlhf_algos.driver.source import Rollouts
 from rlhf_algos.rollout.scoring_mark import read_mark
 
 #: How often a group is played before its failure is the run's.

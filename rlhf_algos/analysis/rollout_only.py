@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-from rlhf_algos.algorithms.base.remote import on_env_runners, require_env_runners
-from rlhf_algos.algorithms.base.resources import start_ray_if_needed
-from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
-from rlhf_algos.algorithms.base.saved_batches import BatchFolder
-from rlhf_algos.algorithms.base.seeds import with_seed
+from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.seeds import with_seed
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.advantages import with_advantages
+from rlhf_algos.driver.calls import on_env_runners, require_env_runners
+from rlhf_algos.driver.placement import start_ray_if_needed
+from rlhf_algos.driver.playing import Actors, sample_groups
+from rlhf_algos.driver.saved_batches import BatchFolder
 
 
 def rollout_only(config: LanguageModelAlgorithmConfig, iterations: int) -> Iterator[RolloutBatch]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from rlhf_algos.algorithms.base.crew import Crew, Weights
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
+from rlhf_algos.driver.crew import Crew, Weights
 from rlhf_algos.weight_sync import Channel, MismatchInjection, send_from, with_injection
 
 

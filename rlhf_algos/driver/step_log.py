@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rlhf_algos.algorithms.base.metrics import (
+from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.batch_metrics import (
     IterationMetrics,
     lifetime_counts,
     rollout_metrics,
@@ -15,8 +16,7 @@ from rlhf_algos.algorithms.base.metrics import (
     step_counts,
     trained_counts,
 )
-from rlhf_algos.algorithms.base.source import Rollouts
-from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.source import Rollouts
 from rlhf_algos.metrics import ALL_LEARNERS, LEARNER, STALENESS
 
 

@@ -17,12 +17,12 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils import force_list
 
-from rlhf_algos.algorithms.base.declarations import RLLIB_OPTIONS
-from rlhf_algos.algorithms.base.refused_options import EPISODES, REFUSED
+from rlhf_algos.algorithms.declarations import RLLIB_OPTIONS
+from rlhf_algos.algorithms.refused_options import EPISODES, REFUSED
 from rlhf_algos.envs import PromptSpace, UnicodeText
 
 if TYPE_CHECKING:
-    from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+    from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
 
 
 @dataclass(frozen=True)

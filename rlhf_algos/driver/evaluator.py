@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlhf_algos.algorithms.base.crew import Crew, Weights
-from rlhf_algos.algorithms.base.held_out import is_held_out
-from rlhf_algos.algorithms.base.metrics import evaluation_metrics
-from rlhf_algos.algorithms.base.publication import Publication
-from rlhf_algos.algorithms.base.rollouts import Actors, Played, in_order, play_all
-from rlhf_algos.algorithms.base.source import BatchSource
+from rlhf_algos.driver.batch_metrics import evaluation_metrics
+from rlhf_algos.driver.crew import Crew, Weights
+from rlhf_algos.driver.held_out import is_held_out
+from rlhf_algos.driver.playing import Actors, Played, in_order, play_all
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.source import BatchSource
 
 # What is also said of the sampler's policy, where a mismatch is injected.
 _OF_SAMPLER = ("episode_return_mean", "greedy_return_mean")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_algos.algorithms.base.publication import Publication
-from rlhf_algos.algorithms.base.source import BatchSource
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.source import BatchSource
 
 
 def run_state(source: BatchSource, publication: Publication) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.callbacks.utils import make_callback
 
-from rlhf_algos.algorithms.base.rllib_options import require_fired_callbacks
+from rlhf_algos.algorithms.rllib_options import require_fired_callbacks
 
 
 class FiredCallbacks(Algorithm):

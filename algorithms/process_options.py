@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_algos.algorithms.base.declared_config import DeclaredConfig
-from rlhf_algos.algorithms.base.resources import Placement
+from rlhf_algos.algorithms.declared_config import DeclaredConfig
+from rlhf_algos.driver.placement import Placement
 
 
 class ProcessOptions(DeclaredConfig):

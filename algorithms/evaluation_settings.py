@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from rlhf_algos.algorithms.base.held_out import HELDOUT
+from rlhf_algos.driver.held_out import HELDOUT
 from rlhf_algos.envs import EnvCreator
 
 if TYPE_CHECKING:
-    from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-    from rlhf_algos.algorithms.base.derived_settings import DerivedSettings
+    from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
+    from rlhf_algos.algorithms.derived_settings import DerivedSettings
 
 #: Keys of `evaluation(evaluation_config={...})`, each with what it sets. Everything else is that of training.
 EVALUATION_KEYS = {

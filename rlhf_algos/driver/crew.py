@@ -12,7 +12,7 @@ from typing import Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rlhf_algos.algorithms.base.remote import on_env_runners
+from rlhf_algos.driver.calls import on_env_runners
 from rlhf_algos.weight_sync import Channel, MismatchInjection, receive_into
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoConfig
 
-from rlhf_algos.algorithms.base.engine_options import check_engine_arguments
-from rlhf_algos.algorithms.base.paths import (
+from rlhf_algos.algorithms.engine_options import check_engine_arguments
+from rlhf_algos.algorithms.paths import (
     require_model_folder,
 )
 from rlhf_algos.corrections import check_corrector
@@ -16,7 +16,7 @@ from rlhf_algos.routing_replay import make_router_replay, moe_layers
 from rlhf_algos.weight_sync import channel_maker
 
 if TYPE_CHECKING:
-    from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
+    from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
 
 
 def check_config(config: LanguageModelAlgorithmConfig) -> None:

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 from gymnasium.envs.registration import EnvSpec
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 
-from rlhf_algos.algorithms.base.declarations import RLLIB_OPTIONS, SHARED_OPTIONS
-from rlhf_algos.algorithms.base.options import Option, by_name
-from rlhf_algos.algorithms.base.rllib_options import refuse_unknown_name
+from rlhf_algos.algorithms.declarations import RLLIB_OPTIONS, SHARED_OPTIONS
+from rlhf_algos.algorithms.options import Option, by_name
+from rlhf_algos.algorithms.rllib_options import refuse_unknown_name
 from rlhf_algos.envs.registration import registered
 
 

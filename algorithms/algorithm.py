@@ -18,20 +18,20 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, TIMERS
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-from rlhf_algos.algorithms.base.fired_callbacks import FiredCallbacks
-from rlhf_algos.algorithms.base.no_checkpoints import WithoutCheckpoints
-from rlhf_algos.algorithms.base.parts import Parts, Processes, compose
-from rlhf_algos.algorithms.base.processes import end_processes, require_actors
-from rlhf_algos.algorithms.base.reset import as_config, given_config, processes_of, start_over
-from rlhf_algos.algorithms.base.resources import check_resources, request_of_trial
-from rlhf_algos.algorithms.base.saved_batches import BatchFolder, batch_folder_of
-from rlhf_algos.algorithms.base.saved_source import warn_of_other_advantages
-from rlhf_algos.algorithms.base.seeds import with_seed
-from rlhf_algos.algorithms.base.side_by_side import forget_locals, learners_starting
-from rlhf_algos.algorithms.base.source import Rollouts
-from rlhf_algos.algorithms.base.step_log import StepLog
+from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.fired_callbacks import FiredCallbacks
+from rlhf_algos.algorithms.no_checkpoints import WithoutCheckpoints
+from rlhf_algos.algorithms.parts import Parts, Processes, compose
+from rlhf_algos.algorithms.reset import as_config, given_config, processes_of, start_over
+from rlhf_algos.algorithms.seeds import with_seed
+from rlhf_algos.driver.advantages import with_advantages
+from rlhf_algos.driver.placement import check_resources, request_of_trial
+from rlhf_algos.driver.processes import end_processes, require_actors
+from rlhf_algos.driver.saved_batches import BatchFolder, batch_folder_of
+from rlhf_algos.driver.saved_source import warn_of_other_advantages
+from rlhf_algos.driver.side_by_side import forget_locals, learners_starting
+from rlhf_algos.driver.source import Rollouts
+from rlhf_algos.driver.step_log import StepLog
 from rlhf_algos.owned_folders import OwnedFolder
 from rlhf_algos.weight_sync import channel_maker
 from rlhf_algos.weight_sync.shared_memory import SHARED_MEMORY

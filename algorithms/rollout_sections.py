@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rlhf_algos.algorithms.base.derived_settings import DerivedSettings
-from rlhf_algos.algorithms.base.engine_options import refuse_sampling_options
-from rlhf_algos.algorithms.base.paths import absolute_engine_paths, absolute_model, in_each_choice
+from rlhf_algos.algorithms.derived_settings import DerivedSettings
+from rlhf_algos.algorithms.engine_options import refuse_sampling_options
+from rlhf_algos.algorithms.paths import absolute_engine_paths, absolute_model, in_each_choice
 
 
 class RolloutSections(DerivedSettings):

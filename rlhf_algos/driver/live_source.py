@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlhf_algos.algorithms.base.crew import Crew
-from rlhf_algos.algorithms.base.publication import Publication
-from rlhf_algos.algorithms.base.remote import on_env_runners
-from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
-from rlhf_algos.algorithms.base.source import BatchSource, Rollouts, SplitFacts
+from rlhf_algos.driver.calls import on_env_runners
+from rlhf_algos.driver.crew import Crew
+from rlhf_algos.driver.playing import Actors, sample_groups
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.source import BatchSource, Rollouts, SplitFacts
 
 
 class LiveSource(BatchSource):

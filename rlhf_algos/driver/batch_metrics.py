@@ -10,8 +10,8 @@ import torch
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_TRAINED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rlhf_algos.algorithms.base.advantages import scored_with_others
 from rlhf_algos.batch import FINISH_LENGTH, RolloutBatch
+from rlhf_algos.driver.advantages import scored_with_others
 from rlhf_algos.metrics import LAST, LEARNER, METRICS, TOKENS, Mean, declared_name
 from rlhf_algos.objectives import zero_std_group_fraction
 

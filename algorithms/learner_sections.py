@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 
-from rlhf_algos.algorithms.base.derived_settings import DerivedSettings
-from rlhf_algos.algorithms.base.paths import absolute_deepspeed_paths
+from rlhf_algos.algorithms.derived_settings import DerivedSettings
+from rlhf_algos.algorithms.paths import absolute_deepspeed_paths
 
 
 class LearnerSections(DerivedSettings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlhf_algos.algorithms.base.source import SplitFacts
+from rlhf_algos.driver.source import SplitFacts
 
 HELDOUT = "heldout"
 
