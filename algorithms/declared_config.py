@@ -17,6 +17,7 @@ from rlhf_algos.algorithms.declarations import RLLIB_OPTIONS, SHARED_OPTIONS
 from rlhf_algos.algorithms.options import Option, by_name
 from rlhf_algos.algorithms.rllib_options import refuse_unknown_name
 from rlhf_algos.envs.registration import registered
+from rlhf_algos.objectives.reduction import ReductionMode
 
 
 class DeclaredConfig(AlgorithmConfig):
@@ -61,7 +62,7 @@ class DeclaredConfig(AlgorithmConfig):
     prompts_per_iteration: int
     group_size: int
     normalize_std: bool
-    loss_reduction: str
+    loss_reduction: ReductionMode
     loss_fixed_length: int | None
     unscorable_responses: str
     corrector: Any
@@ -119,7 +120,7 @@ class DeclaredConfig(AlgorithmConfig):
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy for another process: with what the names of its environments mean in this one."""
         names = (self.env, *(each.get("env") for each in (self.evaluation_config,) if isinstance(each, Mapping)))
-        return self.__dict__ | {"_known_environments": registered(names) | self._known_environments}
+        return self.__dict__ | {"_known_environments": {**registered(names), **self._known_environments}}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy on its own, but for the data in `env_config`: dicts in it are copied, what they hold is shared.

@@ -145,7 +145,7 @@ class DerivedSettings(ProcessOptions):
             loss_fixed_length=self.loss_fixed_length,
             lr=self.lr,
             grad_clip=self.grad_clip,
-            adam_betas=tuple(self.adam_betas),
+            adam_betas=(self.adam_betas[0], self.adam_betas[1]),
             adam_eps=self.adam_eps,
             weight_decay=self.weight_decay,
             num_epochs=self.num_epochs,

@@ -73,8 +73,8 @@ MAY_IMPORT = {
         "engine_arguments",
     },
 }
-# `rollout` and `driver` for benchmarks that measure one part by itself, `cli` for an example that is a command with other
-# values.
+# `rollout` and `driver` for benchmarks that measure one part by itself, `cli` for an example that is a command with
+# other values.
 PUBLIC = {
     "algorithms",
     "analysis",
