@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 
 class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
-    """Synchronous on-policy training of a language model. Subclasses bring a configuration, and in it the loss.
+    """Synchronous on-policy training of a language model: RLlib's face of the parts that do the work.
 
-    RLlib's face of the parts that do the work.
+    Subclasses bring a configuration, and in it the loss.
 
     Attributes:
         parts: of the run: `source`, `learners`, `publication` and `evaluator`.
@@ -57,8 +57,6 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
     batch_folder: BatchFolder | None = None
     configuration = 0
     _reset_may_restart = False
-
-    # ---- from start to end --------------------------------------------------------------------------------------
 
     def setup(self, config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> None:
         """Starts rollout actors and learners, and gives the actors the trainer's weights."""
@@ -125,8 +123,7 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
     def reset(self, new_config: Mapping[str, Any], storage: Any = None) -> bool:
         """Tune's call between two trials on one actor: `reset_config`, and new processes where that is not enough.
 
-        Tune gives a trial up as failed if its reset is refused; and whether the next trial can have this actor it
-        decides by the resources of both alone.
+        If a reset is refused Tune gives the trial up as failed, whose actor it chose by the resources alone.
         """
         self._reset_may_restart = True
         try:
@@ -159,8 +156,6 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
         if hasattr(self, "_channel"):
             self._channel.close()
             self._marks.close()
-
-    # ---- one iteration ------------------------------------------------------------------------------------------
 
     def training_step(self) -> None:
         """One step; results are logged under RLlib's keys. An iteration (`train()`) has one or several steps."""
@@ -213,8 +208,6 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup | None) -> list[int]:
         """RLlib's own; a rollout actor that it brings back gets configuration and weights before it samples."""
         return self.parts.restore_actors(env_runner_group)
-
-    # ---- results ------------------------------------------------------------------------------------------------
 
     def shown_responses(self) -> list[dict[str, Any]]:
         """The first responses of the last iteration: `prompt`, `reward` and, per trained token, `tokens` (text),
