@@ -104,43 +104,7 @@ class RolloutBatch:
 
     def __post_init__(self) -> None:
         """Checks shapes and dtypes; a contradiction is an error here, not a wrong gradient later."""
-        counts = {
-            "B": len(self.sample_ids),
-            "P": int(self.prompt_lengths.sum()),
-            "T": int(self.response_lengths.sum()),
-        }
-        counts["R"] = counts["P"] + counts["T"] - counts["B"]
-        counts["S"] = 0 if self.support_lengths is None else int(self.support_lengths.sum())
-        for name, (dtype, dimension) in _LAYOUT.items():
-            array = getattr(self, name)
-            if array is None:
-                continue
-            if len(array) != counts[dimension]:
-                raise ValueError(
-                    f"RolloutBatch.{name} has {len(array)} rows, but the batch has "
-                    f"{dimension} = {counts[dimension]} (samples B = {counts['B']}, prompt tokens P = "
-                    f"{counts['P']}, response tokens T = {counts['T']})."
-                )
-            if dtype is not None and array.dtype != dtype:
-                raise ValueError(f"RolloutBatch.{name} must have dtype {np.dtype(dtype)}, got {array.dtype}.")
-        if counts["B"] and int(self.prompt_lengths.min()) < 1:
-            raise ValueError("RolloutBatch.prompt_lengths: every prompt needs at least one token.")
-        if (self.head_ids is None) != (self.head_logprobs is None):
-            raise ValueError("RolloutBatch: head_ids and head_logprobs are recorded together or not at all.")
-        support = (self.support_lengths, self.support_ids, self.support_logprobs)
-        if sum(array is None for array in support) not in (0, 3):
-            raise ValueError(
-                "RolloutBatch: support_lengths, support_ids and support_logprobs are recorded together or not at all."
-            )
-        if self.routes is not None and self.routes.dtype not in (np.uint8, np.uint16):
-            raise ValueError(f"RolloutBatch.routes must be uint8 or uint16, got {self.routes.dtype}.")
-        if self.settings is not None and not isinstance(self.settings, SampledWith):
-            raise ValueError(
-                f"RolloutBatch.settings={self.settings!r} must be a SampledWith, or None if it is not known how the "
-                "batch was sampled (SampledWith.from_dict makes one of a dict)."
-            )
-        if len(np.unique(self.sample_ids)) != counts["B"]:
-            raise ValueError("RolloutBatch.sample_ids must be unique; the same sample was added twice.")
+        _require_consistent(self)
 
     @property
     def num_samples(self) -> int:
@@ -276,6 +240,46 @@ class RolloutBatch:
     def _arrays(self) -> dict[str, np.ndarray]:
         """The arrays that the batch has, in the order of the layout."""
         return {name: getattr(self, name) for name in _LAYOUT if getattr(self, name) is not None}
+
+
+def _require_consistent(batch: RolloutBatch) -> None:
+    counts = {
+        "B": len(batch.sample_ids),
+        "P": int(batch.prompt_lengths.sum()),
+        "T": int(batch.response_lengths.sum()),
+    }
+    counts["R"] = counts["P"] + counts["T"] - counts["B"]
+    counts["S"] = 0 if batch.support_lengths is None else int(batch.support_lengths.sum())
+    for name, (dtype, dimension) in _LAYOUT.items():
+        array = getattr(batch, name)
+        if array is None:
+            continue
+        if len(array) != counts[dimension]:
+            raise ValueError(
+                f"RolloutBatch.{name} has {len(array)} rows, but the batch has "
+                f"{dimension} = {counts[dimension]} (samples B = {counts['B']}, prompt tokens P = "
+                f"{counts['P']}, response tokens T = {counts['T']})."
+            )
+        if dtype is not None and array.dtype != dtype:
+            raise ValueError(f"RolloutBatch.{name} must have dtype {np.dtype(dtype)}, got {array.dtype}.")
+    if counts["B"] and int(batch.prompt_lengths.min()) < 1:
+        raise ValueError("RolloutBatch.prompt_lengths: every prompt needs at least one token.")
+    if (batch.head_ids is None) != (batch.head_logprobs is None):
+        raise ValueError("RolloutBatch: head_ids and head_logprobs are recorded together or not at all.")
+    support = (batch.support_lengths, batch.support_ids, batch.support_logprobs)
+    if sum(array is None for array in support) not in (0, 3):
+        raise ValueError(
+            "RolloutBatch: support_lengths, support_ids and support_logprobs are recorded together or not at all."
+        )
+    if batch.routes is not None and batch.routes.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"RolloutBatch.routes must be uint8 or uint16, got {batch.routes.dtype}.")
+    if batch.settings is not None and not isinstance(batch.settings, SampledWith):
+        raise ValueError(
+            f"RolloutBatch.settings={batch.settings!r} must be a SampledWith, or None if it is not known how the "
+            "batch was sampled (SampledWith.from_dict makes one of a dict)."
+        )
+    if len(np.unique(batch.sample_ids)) != counts["B"]:
+        raise ValueError("RolloutBatch.sample_ids must be unique; the same sample was added twice.")
 
 
 def _token_rows(lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:
