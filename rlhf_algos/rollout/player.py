@@ -82,23 +82,9 @@ class Player:
         self._forget()
         self._weight_version = weight_version
         self._sampling = self._play.sampling.greedy() if greedy else self._play.sampling
-        # All resets before the first request: nothing is generated for a group that is none.
-        openings = self._environments.reset(plan, mark=mark)
-        if openings:
-            prompts = [opening.prompt for opening in openings]
-            require_same_prompts([episode.group for episode in plan], prompts, openings[0].task.name)
-        requests = []
-        for episode, opening in zip(plan, openings, strict=True):
-            control_tokens = opening.task.control_tokens_in_prompt
-            prompt_ids = self._tokenizer.encode(opening.prompt, control_tokens=control_tokens)
-            if len(prompt_ids) >= self._engine.max_model_len:
-                if episode.group not in self.too_long:
-                    self.too_long.append(episode.group)
-                continue
-            self._plan[episode.key] = episode, opening
-            requests.append(self._request(episode, prompt_ids))
         with self._all_or_nothing():
-            for request in requests:
+            # All resets before the first request: nothing is generated for a group that is none.
+            for request in self._requests(plan, self._environments.reset(plan, mark=mark)):
                 self._engine.add(request)
         if self.too_long:
             logger.warning(
@@ -154,6 +140,22 @@ class Player:
                 episode.sample, episode.group, generation, score.reward, self._weight_version
             )
 
+    def _requests(self, plan: Sequence[Episode], openings: Sequence[Opening]) -> list[GenerationRequest]:
+        """Of the episodes that have room for a response; they become the plan, and the others' groups are noted."""
+        if openings:
+            prompts = [opening.prompt for opening in openings]
+            require_same_prompts([episode.group for episode in plan], prompts, openings[0].task.name)
+        requests = []
+        for episode, opening in zip(plan, openings, strict=True):
+            control_tokens = opening.task.control_tokens_in_prompt
+            prompt_ids = self._tokenizer.encode(opening.prompt, control_tokens=control_tokens)
+            if len(prompt_ids) < self._engine.max_model_len:
+                self._plan[episode.key] = episode, opening
+                requests.append(self._request(episode, prompt_ids))
+            elif episode.group not in self.too_long:
+                self.too_long.append(episode.group)
+        return requests
+
     def _request(self, episode: Episode, prompt_ids: list[int]) -> GenerationRequest:
         sampling, engine = self._sampling, self._engine
         return GenerationRequest(
@@ -170,6 +172,7 @@ class Player:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
+        """After an error nothing of the plan goes on."""
         try:
             yield
         except BaseException:

@@ -1,65 +1,18 @@
-"""Episodes on a table of answers: order, alignment, and every error without a start of vLLM."""
+"""Episodes on a table of answers: order, alignment, room, and whose weights sampled them."""
 
-import itertools
 import logging
-import re
-import sys
 
 import numpy as np
 import pytest
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP
-from rlhf_algos.envs import PromptEnv, RewardError
-from rlhf_algos.rollout.environments import LocalEnvironments, Score
+from rlhf_algos.envs import PromptEnv
 from rlhf_algos.rollout.plans import plan_of_evaluation, plan_of_groups
-from rlhf_algos.rollout.player import Player
 from rlhf_algos.rollout.stages import stages_of
 from rlhf_algos.weight_sync.mismatch_injection import NO_INJECTION
 from tests.fake_engine import END, ZERO, FakeEngine, fake_runner, prompts_of
-
-
-class Counted(PromptEnv):
-    """Prompts that can be told apart; the reward is the number that was answered."""
-
-    heldout_fraction = 0.0
-
-    def prompt(self, rng):
-        return f"{rng.integers(1000, 9999)}="
-
-    def reward(self, response):
-        return float(response)
-
-
-def settings_for(env=Counted, *, sampling=None, unscorable="stop"):
-    config = (
-        GRPOConfig()
-        .environment(env)
-        .sampling(**{"max_response_tokens": 4, **(sampling or {})})
-        .training(group_size=4, unscorable_responses=unscorable)
-        .debugging(seed=0)
-    )
-    return config.rollout_settings()
-
-
-def player_on(engine, settings, environments=None):
-    training, _ = stages_of(settings)
-    return Player(engine, environments or training.environments, training.tokenizer, settings, training.play)
-
-
-def plan_for(*groups):
-    return plan_of_groups(groups, size=4, seed=0)
-
-
-def played(env=Counted, *groups, engine=None, **options):
-    player = player_on(engine or FakeEngine(), settings_for(env, **options))
-    player.start(plan_for(*groups), weight_version=3)
-    return player.advance(), player.too_long
-
-
-def answers_its_number(request):
-    """`training-13` is answered with the digits 1 and 3."""
-    return [ZERO + int(digit) for digit in request.key.split("-")[1]] + [END]
+from tests.rollout.playing import Counted, answers_its_number, plan_for, played, player_on, settings_for
 
 
 class LastFirst(FakeEngine):
@@ -177,6 +130,16 @@ def test_as_many_entries_are_asked_for_as_can_be_needed(sampling, asked):
     assert {request.num_logprobs for request in engine.requests} == {asked}
 
 
+def test_a_request_that_the_engine_loses_is_an_error():
+    class Losing(FakeEngine):
+        def step(self):
+            done = super().step()
+            return [] if done[0][0] == "training-2" else done
+
+    with pytest.raises(RuntimeError, match=r"Samples \[2\] are neither being generated nor scored"):
+        played(Counted, 0, engine=Losing())
+
+
 # ---- prompts that do not fit ---------------------------------------------------------------------------------------
 
 
@@ -229,113 +192,6 @@ def test_nothing_that_fits_is_no_batch():
             return "x" * 70
 
     assert played(Long, 5) == (None, [5])
-
-
-# ---- rewards -------------------------------------------------------------------------------------------------------
-
-
-class Moody(Counted):
-    """Every second response can be scored."""
-
-    fault = "nan"
-    counter = itertools.count()
-
-    def reward(self, response):
-        if next(self.counter) % 2 == 0:
-            return 1.0
-        if self.fault == "raises":
-            raise RuntimeError("the judge does not answer")
-        if self.fault == "exits":
-            sys.exit(3)
-        return float("nan") if self.fault == "nan" else None
-
-
-FAULTS = {
-    "nan": (RewardError, "the reward is nan, it must be a finite number"),
-    "none": (RewardError, "the reward is None, it must be a finite number"),
-    "raises": (RewardError, "the reward function raised RuntimeError: the judge does not answer"),
-    "exits": (SystemExit, "3"),
-}
-
-
-@pytest.fixture(params=FAULTS)
-def fault(request, monkeypatch):
-    monkeypatch.setattr(Moody, "fault", request.param)
-    monkeypatch.setattr(Moody, "counter", itertools.count())
-    return request.param
-
-
-def test_a_reward_that_can_not_be_computed_stops_the_run_and_names_the_sample(fault):
-    engine = FakeEngine(answers_its_number)
-    player = player_on(engine, settings_for(Moody))
-    player.start(plan_for(5), weight_version=0)
-    kind, message = FAULTS[fault]
-    with pytest.raises(kind, match=re.escape(message)) as error:
-        player.advance()
-    assert error.value.__notes__ == ["while scoring sample 21 of group 5; the run was stopped"]
-    # Nothing is left of that plan.
-    assert (engine.num_running, player.num_unfinished) == (0, 0)
-    Moody.fault = "none"
-
-
-def test_on_request_an_unscorable_response_is_left_out(fault, caplog):
-    """NaN, None, an exception and an exit mean the same; the others of the group keep their rewards."""
-    with caplog.at_level(logging.WARNING):
-        batch, _ = played(Moody, 5, 6, unscorable="leave_out")
-    assert batch.scored.tolist() == [True, False] * 4
-    assert batch.rewards[batch.scored].tolist() == [1.0] * 4 and np.isnan(batch.rewards[~batch.scored]).all()
-    assert np.array_equal(batch.loss_mask, np.repeat(batch.scored, batch.response_lengths))
-    texts = [record.getMessage() for record in caplog.records]
-    assert [text.partition(" can't be scored and is left out: ")[0] for text in texts] == [
-        f"Sample {sample} of group {sample // 4}" for sample in (21, 23, 25, 27)
-    ]
-
-
-def test_another_turn_is_an_error():
-    class Asks(Counted):
-        def step(self, response):
-            return "and then?", 0.0, False, False, {}
-
-    with pytest.raises(ValueError, match=r"Asks.* asked for another turn after sample 20; .*return terminated=True"):
-        played(Asks, 5)
-
-
-def test_a_request_that_the_engine_loses_is_an_error():
-    class Losing(FakeEngine):
-        def step(self):
-            done = super().step()
-            return [] if done[0][0] == "training-2" else done
-
-    with pytest.raises(RuntimeError, match=r"Samples \[2\] are neither being generated nor scored"):
-        played(Counted, 0, engine=Losing())
-
-
-# ---- environments --------------------------------------------------------------------------------------------------
-
-
-def test_environments_are_kept_and_closed():
-    made, closed = [], []
-
-    class Kept(Counted):
-        def close(self):
-            closed.append(self)
-
-    def create():
-        made.append(Kept())
-        return made[-1]
-
-    environments = LocalEnvironments(create, unscorable="stop")
-    assert environments.facts().name == "Kept" and len(made) == 1
-    for groups, count in (((0,), 4), ((0, 1), 8), ((2,), 8)):
-        openings = environments.reset(plan_for(*groups))
-        assert len(openings) == 4 * len(groups) and len(made) == count
-        for episode in plan_for(*groups):
-            environments.submit(episode.key, "1")
-        assert environments.collect() == [Score(episode.key, 1.0) for episode in plan_for(*groups)]
-        assert environments.collect(wait=True) == []
-    environments.close()
-    assert closed == made
-    assert environments.first() is not made[0]
 
 
 # ---- the actor -----------------------------------------------------------------------------------------------------
