@@ -219,7 +219,7 @@ def killed_save(model, tensors, folder, when):
         if when == "renaming":
             Path.rename = lambda self, target: die() if self.parent.name == "new" else rename(self, target)
         if when == "done":
-            checkpoint.shutil.rmtree = die
+            export.shutil.rmtree = die
         export_model(model, tensors, source=str(folder), path=folder)
     finally:
         os._exit(1)
