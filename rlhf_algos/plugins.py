@@ -74,7 +74,7 @@ class PluginOption(Generic[Plugin]):
                 f"{self.name}={source!r} is {found!r}, which is not a subclass of {package}.{self.base.__name__}."
             )
         if inspect.isabstract(found):
-            missing = ", ".join(sorted(found.__abstractmethods__))
+            missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
             raise TypeError(f"{self.name}={source!r} is abstract: use a subclass of it that has {missing}().")
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlhf_algos.envs import EnvCreator, env_creator_for
 from rlhf_algos.learner.settings import LearnerSettings
 from rlhf_algos.learner.token_loss import TokenLoss
 from rlhf_algos.models import resolve_model
+from rlhf_algos.objectives.reduction import ReductionMode
 from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.sampling import SamplingSettings
 from rlhf_algos.routing_replay import make_router_replay
@@ -146,11 +147,11 @@ class DerivedSettings(DeclaredConfig):
             temperature=self.temperature,
             corrector=make_corrector(self.corrector),
             router_replay=make_router_replay(self.router_replay),
-            loss_reduction=self.loss_reduction,
+            loss_reduction=cast(ReductionMode, self.loss_reduction),
             loss_fixed_length=self.loss_fixed_length,
             lr=self.lr,
             grad_clip=self.grad_clip,
-            adam_betas=tuple(self.adam_betas),
+            adam_betas=(self.adam_betas[0], self.adam_betas[1]),
             adam_eps=self.adam_eps,
             weight_decay=self.weight_decay,
             num_epochs=self.num_epochs,
