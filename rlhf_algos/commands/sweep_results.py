@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_algos.commands.errors import message_of
 from rlhf_algos.commands.measures import MEASURES, SECONDS, heading_for, text_of
 from rlhf_algos.commands.trial_names import as_text, value_at
-from rlhf_algos.report.run_folder import flatten
+from rlhf_algos.runs.values import flatten
 
 
 @dataclass(frozen=True)
