@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from rlhf_algos.algorithms.base import LanguageModelAlgorithm
-from rlhf_algos.algorithms.base.options import Option, number, one_of
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.interface import LanguageModelAlgorithm
+from rlhf_algos.algorithms.options import Option, number, one_of
 from rlhf_algos.learner.token_loss import LossTokens, TokenLoss
 from rlhf_algos.objectives import sequence_clip_loss
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from torch import Tensor
 
-from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
-from rlhf_algos.algorithms.base.options import Option, flag, number
+from rlhf_algos.algorithms.interface import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.options import Option, flag, number
 from rlhf_algos.learner.token_loss import LossTokens, TokenLoss
 from rlhf_algos.objectives import group_advantages, reinforce_loss
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from torch import Tensor
 
-from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig, LossTokens, TokenLoss
-from rlhf_algos.algorithms.base.options import Option, number
+from rlhf_algos.algorithms.interface import LanguageModelAlgorithm, LanguageModelAlgorithmConfig, LossTokens, TokenLoss
+from rlhf_algos.algorithms.options import Option, number
 from rlhf_algos.objectives import group_advantages, reinforce_loss
 
 

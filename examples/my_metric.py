@@ -11,8 +11,8 @@ import math
 
 from torch import Tensor
 
-from rlhf_algos.algorithms.base import LossTokens, TokenLoss
 from rlhf_algos.algorithms.grpo import GRPO, ClippedSurrogate, GRPOConfig
+from rlhf_algos.algorithms.interface import LossTokens, TokenLoss
 
 
 class MeasuredSurrogate(ClippedSurrogate):

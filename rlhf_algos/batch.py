@@ -198,15 +198,7 @@ class RolloutBatch:
 
     def select(self, indices: Sequence[int] | np.ndarray) -> RolloutBatch:
         """The samples at `indices`, in that order, with all their tokens."""
-        indices = np.asarray(indices, dtype=np.int64)
-        rows = {
-            "B": indices,
-            "P": _token_rows(self.prompt_lengths, indices),
-            "T": _token_rows(self.response_lengths, indices),
-            "R": _token_rows(self.prompt_lengths + self.response_lengths - 1, indices),
-        }
-        if self.support_lengths is not None:
-            rows["S"] = _token_rows(self.support_lengths, rows["T"])
+        rows = _rows_of(self, np.asarray(indices, dtype=np.int64))
         arrays: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[rows[dimension]]
             for name, (_, dimension) in _LAYOUT.items()
@@ -220,24 +212,7 @@ class RolloutBatch:
         Raises:
             ValueError: on no batch, on a field that only some batches have, or on different settings.
         """
-        batches = list(batches)
-        if not batches:
-            raise ValueError("RolloutBatch.concatenate needs at least one batch.")
-        if any(batch.settings != batches[0].settings for batch in batches):
-            raise ValueError(
-                "RolloutBatch.concatenate: the batches were sampled with different settings: "
-                f"{[batch.settings for batch in batches]}."
-            )
-        arrays: dict[str, Any] = {}
-        for name in _LAYOUT:
-            parts = [getattr(batch, name) for batch in batches]
-            missing = sum(part is None for part in parts)
-            if missing not in (0, len(parts)):
-                raise ValueError(
-                    f"RolloutBatch.concatenate: {name} is recorded in {len(parts) - missing} of {len(parts)} batches."
-                )
-            arrays[name] = None if missing else np.concatenate(parts)
-        return replace(batches[0], **arrays)
+        return _concatenated(list(batches))
 
     @property
     def content_hash(self) -> str:
@@ -276,6 +251,39 @@ class RolloutBatch:
     def _arrays(self) -> dict[str, np.ndarray]:
         """The arrays that the batch has, in the order of the layout."""
         return {name: getattr(self, name) for name in _LAYOUT if getattr(self, name) is not None}
+
+
+def _concatenated(batches: Sequence[RolloutBatch]) -> RolloutBatch:
+    if not batches:
+        raise ValueError("RolloutBatch.concatenate needs at least one batch.")
+    if any(batch.settings != batches[0].settings for batch in batches):
+        raise ValueError(
+            "RolloutBatch.concatenate: the batches were sampled with different settings: "
+            f"{[batch.settings for batch in batches]}."
+        )
+    arrays: dict[str, Any] = {}
+    for name in _LAYOUT:
+        parts = [getattr(batch, name) for batch in batches]
+        missing = sum(part is None for part in parts)
+        if missing not in (0, len(parts)):
+            raise ValueError(
+                f"RolloutBatch.concatenate: {name} is recorded in {len(parts) - missing} of {len(parts)} batches."
+            )
+        arrays[name] = None if missing else np.concatenate(parts)
+    return replace(batches[0], **arrays)
+
+
+def _rows_of(batch: RolloutBatch, indices: np.ndarray) -> dict[str, np.ndarray]:
+    """By dimension of the layout, the rows of the samples at `indices`."""
+    rows = {
+        "B": indices,
+        "P": _token_rows(batch.prompt_lengths, indices),
+        "T": _token_rows(batch.response_lengths, indices),
+        "R": _token_rows(batch.prompt_lengths + batch.response_lengths - 1, indices),
+    }
+    if batch.support_lengths is not None:
+        rows["S"] = _token_rows(batch.support_lengths, rows["T"])
+    return rows
 
 
 def _token_rows(lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:

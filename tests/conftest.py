@@ -89,7 +89,7 @@ def learner_pool(ray_session):
     Starting one takes longer than most tests; `DeepSpeedLearner.rebuild` leaves nothing of the last config.
     """
     # Here, so that tests without learners do not wait for DeepSpeed to be imported.
-    from rlhf_algos.algorithms.base.remote import on_learners
+    from rlhf_algos.driver.calls import on_learners
     from rlhf_algos.envs import make_prompt_env
     from tests.recording_learners import RecordingLearner
 

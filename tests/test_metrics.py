@@ -6,7 +6,7 @@ from ray.rllib.core import ALL_MODULES, DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, LEARNER_RESULTS
 
 from rlhf_algos import metrics
-from rlhf_algos.algorithms.base.metrics import (
+from rlhf_algos.driver.batch_metrics import (
     evaluation_metrics,
     lifetime_counts,
     rollout_metrics,

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.reinforce_sc import CenteredReinforce, ReinforceSCConfig
 from rlhf_algos.analysis.setting import REFERENCE, Setting
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.advantages import with_advantages
 from rlhf_algos.envs import PromptSpace, UnicodeText
 from rlhf_algos.metrics import METRICS
 

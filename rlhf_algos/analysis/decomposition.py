@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from rlhf_algos.analysis.compare import learner_for
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.advantages import with_advantages
 from rlhf_algos.objectives import finalize_mismatch, mismatch_sums
 from rlhf_algos.routing_replay import R3, NoReplay, RouterReplay
 

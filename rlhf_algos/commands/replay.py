@@ -63,9 +63,9 @@ def run_replay(arguments: argparse.Namespace) -> int:
             Setting(_spec(name))
         reference = Setting(_spec(arguments.reference))
 
-        from rlhf_algos.algorithms.base.saved_batches import batch_files
         from rlhf_algos.analysis.compare import compare_settings
         from rlhf_algos.batch import RolloutBatch
+        from rlhf_algos.driver.saved_batches import batch_files
 
         batch = RolloutBatch.concatenate(RolloutBatch.load(file) for file in batch_files(arguments.batches))
         if batch.routes is None and set(arguments.router_replay) - {"none"}:

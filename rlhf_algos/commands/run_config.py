@@ -173,7 +173,7 @@ def _check_top_level(values: Mapping[str, Any], file: ConfigFile) -> None:
 
 def _import_algorithm(run: RunConfig) -> tuple[type[Any], Any]:
     """The algorithm's class and a default config."""
-    from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
+    from rlhf_algos.algorithms.interface import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
 
     place = run.file.place("algorithm")
     module_name, _, name = ALGORITHMS.get(run.algorithm, run.algorithm).rpartition(".")

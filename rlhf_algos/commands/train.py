@@ -79,20 +79,18 @@ def train(
 
 def _with_seed(config: Any) -> Any:
     """A run without a seed draws it here, so that what is recorded repeats the run."""
-    from rlhf_algos.algorithms.base.seeds import with_seed
+    from rlhf_algos.algorithms.seeds import with_seed
 
     return with_seed(config)
 
 
 def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, ray_address: str | None) -> None:
     """Raises KeyboardInterrupt, once everything is stopped, if the run was stopped before its end."""
-    from rlhf_algos.algorithms.base.resources import thread_summary
-
     display.say(
         f"Starting {run.algorithm}: Ray, {config.num_env_runners} rollout actor(s) with vLLM, "
         f"{config.num_learners} DeepSpeed learner(s) ..."
     )
-    display.say(f"Threads: {thread_summary(config)}.")
+    display.say(f"Threads: {config.placement().thread_summary()}.")
     with ray_session(ray_address) as our_ray:
         algorithm = config.build_algo()
         at_once = True

@@ -25,16 +25,16 @@ def make_corrector(spec: CorrectorSpec = None) -> Corrector:
     nothing is evaluated.
 
     Args:
-        spec: an instance (returned as it is), a short name of ``CORRECTORS``, the dotted path
-            "package.module.ClassName" of a subclass of ``Corrector``, a class, None (the same as "none"), or a
-            mapping {"type": name, path or class, option: value, ...}, which ``Corrector.settings()`` gives.
+        spec: an instance (returned as it is), a short name of `CORRECTORS`, the dotted path
+            "package.module.ClassName" of a subclass of `Corrector`, a class, None (the same as "none"), or a
+            mapping {"type": name, path or class, option: value, ...}, which `Corrector.settings()` gives.
 
     Returns:
         The corrector.
 
     Raises:
         ImportError: the module of a dotted path can't be imported, or has no such class.
-        TypeError: ``spec``, or what it names, is of the wrong type; an option has the wrong type.
+        TypeError: `spec`, or what it names, is of the wrong type; an option has the wrong type.
         ValueError: unknown name, no "type", unknown or missing option, or a value out of range.
     """
     return _OPTION.make(spec)

@@ -100,7 +100,7 @@ def export_model(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *,
         _write_model(model, tensors, written)
         # As any other file: safetensors makes its own for this user alone.
         (written / SINGLE_FILE).chmod(0o666 & ~_umask())
-        _copy_companions(companions, written)
+        copy_companions(companions, written)
         staging = staging.rename(path / staging.name.replace(_SAVING, _REPLACING))
         _replace(path, staging)
     except BaseException:
@@ -204,7 +204,7 @@ def _folder_of(source: str) -> Path:
     return Path(snapshot_download(source, local_files_only=True))
 
 
-def _copy_companions(source: Path, folder: Path) -> None:
+def copy_companions(source: Path, folder: Path) -> None:
     """Tokenizer, processor, templates, code, licence: whatever stands beside the weights, known or not."""
     for file in source.iterdir():
         if file.is_file() and not _matches(file.name, _WEIGHTS + _NOT_COMPANIONS):

@@ -20,7 +20,7 @@ def ppo_clip_loss(
 ) -> tuple[Tensor, Tensor]:
     """Clipped surrogate: follow the advantage until the policy has moved far enough from the old one.
 
-    With ``r = exp(clamp(log p - log p0, -20, 20))`` (5.6)::
+    With `r = exp(clamp(log p - log p0, -20, 20))` (5.6)::
 
         surrogate = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)          (3.1)
         surrogate = max(surrogate, dual_clip * A)   where A < 0               (3.2), only with dual_clip
@@ -30,21 +30,21 @@ def ppo_clip_loss(
     https://arxiv.org/abs/1912.09729, equation 5. Unequal bounds: DAPO, https://arxiv.org/abs/2503.14476.
 
     Args:
-        logprobs: ``[T]`` float32 or float64, log p.
-        old_logprobs: ``[T]`` float32 or float64, log p0; detached here.
-        advantages: ``[T]`` float32 or float64, that of the response, one for each of its tokens; detached
+        logprobs: `[T]` float32 or float64, log p.
+        old_logprobs: `[T]` float32 or float64, log p0; detached here.
+        advantages: `[T]` float32 or float64, that of the response, one for each of its tokens; detached
             here.
-        clip_low: the ratio is followed down to ``1 - clip_low``; in [0, 1].
-        clip_high: the ratio is followed up to ``1 + clip_high``; at least 0.
+        clip_low: the ratio is followed down to `1 - clip_low`; in [0, 1].
+        clip_high: the ratio is followed up to `1 + clip_high`; at least 0.
         dual_clip: greatest ratio that counts for a negative advantage; greater than 1.
 
     Returns:
-        ``[T]`` loss of each token, and ``[T]`` bool, the tokens whose gradient the clip removed.
-        ``pg_clipfrac`` is the sum of the second over trained tokens divided by their global number.
+        `[T]` loss of each token, and `[T]` bool, the tokens whose gradient the clip removed.
+        `pg_clipfrac` is the sum of the second over trained tokens divided by their global number.
 
-    Gradient: through ``logprobs`` only: ``-r A`` where the clip does not bite, 0 where it does. At ``p = p0``
+    Gradient: through `logprobs` only: `-r A` where the clip does not bite, 0 where it does. At `p = p0`
         it is
-    ``-A`` (3.3). The clamp (5.6) also stops it, beyond a log-ratio of 20 either way; this is not counted as
+    `-A` (3.3). The clamp (5.6) also stops it, beyond a log-ratio of 20 either way; this is not counted as
     clipped.
 
     Raises:
@@ -147,17 +147,17 @@ def _mean_of_response(values: Tensor, sample_ids: Tensor) -> Tensor:
 def reinforce_loss(logprobs: Tensor, advantages: Tensor) -> Tensor:
     """Score-function loss: raise the log-probability of what was better than expected.
 
-    ``loss = -A log p`` for each token, the integrand of REINFORCE (Williams 1992). The importance weight
+    `loss = -A log p` for each token, the integrand of REINFORCE (Williams 1992). The importance weight
     (5.1, 5.2) is multiplied by the caller.
 
     Args:
-        logprobs: ``[T]`` float32 or float64, log p.
-        advantages: ``[T]`` float32 or float64; detached here.
+        logprobs: `[T]` float32 or float64, log p.
+        advantages: `[T]` float32 or float64; detached here.
 
     Returns:
-        ``[T]`` loss of each token.
+        `[T]` loss of each token.
 
-    Gradient: ``-A`` through ``logprobs``, none through ``advantages``.
+    Gradient: `-A` through `logprobs`, none through `advantages`.
 
     Raises:
         TypeError: wrong dtype.

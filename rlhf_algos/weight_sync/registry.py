@@ -11,7 +11,7 @@ from rlhf_algos.weight_sync.shared_memory import SharedMemory
 
 CHANNELS = {"shared_memory": SharedMemory}
 
-_OPTION = PluginOption("weight_channel", Channel, CHANNELS, needed_in="every process")
+_OPTION = PluginOption("weight_channel", Channel, CHANNELS, needed_in="every process")  # type: ignore[type-abstract]
 
 
 def channel_maker(spec: Any) -> Callable[[], Channel]:

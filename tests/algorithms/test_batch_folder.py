@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base import saved_source
-from rlhf_algos.algorithms.base.saved_batches import BatchFolder, batch_files, batch_folder_of
-from rlhf_algos.algorithms.base.saved_source import SavedBatches, SavedSource, warn_of_other_advantages
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.batch import RolloutBatch, SampledWith, read_header
+from rlhf_algos.driver import saved_source
+from rlhf_algos.driver.saved_batches import BatchFolder, batch_files, batch_folder_of
+from rlhf_algos.driver.saved_source import SavedBatches, SavedSource, warn_of_other_advantages
 from rlhf_algos.models import resolve_model
 from tests.learner.conftest import make_batch
 

@@ -7,12 +7,12 @@ import pytest
 from ray.rllib.algorithms.algorithm import TrainIterCtx
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rlhf_algos.algorithms.base.metrics import trained_counts
-from rlhf_algos.algorithms.base.parts import Parts
-from rlhf_algos.algorithms.base.publication import Publication
-from rlhf_algos.algorithms.base.source import BatchSource, Rollouts
-from rlhf_algos.algorithms.base.step_log import StepLog
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.parts import Parts
+from rlhf_algos.driver.batch_metrics import trained_counts
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.source import BatchSource, Rollouts
+from rlhf_algos.driver.step_log import StepLog
 from rlhf_algos.weight_sync import NO_INJECTION
 from tests.algorithms.test_metric_reductions import FIRST
 

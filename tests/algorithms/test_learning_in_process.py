@@ -9,12 +9,12 @@ import pytest
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
-from rlhf_algos.algorithms.base.advantages import with_advantages
+from rlhf_algos.driver.advantages import with_advantages
 from rlhf_algos.envs import PromptSpace, UnicodeText
 from tests.self_sampling import sample
 
 ROOT = Path(__file__).parents[2]
-ITERATIONS = 6
+ITERATIONS = 12
 SPACES = {DEFAULT_MODULE_ID: (PromptSpace(), UnicodeText())}
 
 
@@ -69,7 +69,7 @@ def trained(peaked_models):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns(trained, name):
     rewards, metrics = trained(algorithm_class(name).get_default_config())
-    assert rewards[-1] > rewards[0] + 0.15, rewards
+    assert rewards[-1] > rewards[0] + 0.2, rewards
     # What was sampled and what is trained are one model.
     assert metrics["train_rollout_logprob_abs_diff"] < 1e-5
     if name in ("grpo", "gspo"):
@@ -82,7 +82,7 @@ def test_an_algorithm_from_outside_learns(trained, monkeypatch):
 
     module = example("my_algorithm", monkeypatch)
     rewards, metrics = trained(module.CISPOConfig().training(clip_high=0.1))
-    assert rewards[-1] > rewards[0] + 0.15, rewards
+    assert rewards[-1] > rewards[0] + 0.2, rewards
     assert 0 < metrics["cispo_clipfrac"] < 1 and "tis_weight" in metrics
     run = read_run_config(ROOT / "examples/configs/addition_grpo.yaml", ["algorithm=my_algorithm.CISPO"])
     assert type(run.build()) is module.CISPOConfig
@@ -90,7 +90,7 @@ def test_an_algorithm_from_outside_learns(trained, monkeypatch):
 
 def test_a_metric_from_outside_is_measured(trained, monkeypatch):
     """`examples/my_metric.py`: the mean over the batch's tokens of what the loss returns."""
-    from rlhf_algos.algorithms.base.metrics import LEARNER, Mean, reduction_of
+    from rlhf_algos.driver.batch_metrics import LEARNER, Mean, reduction_of
 
     _, metrics = trained(example("my_metric", monkeypatch).MeasuredConfig(), iterations=1)
     assert 0 <= metrics["sure_fraction"] < 1 and "pg_clipfrac" in metrics

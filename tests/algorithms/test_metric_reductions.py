@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.base.metrics import (
+from rlhf_algos.driver.advantages import with_advantages
+from rlhf_algos.driver.batch_metrics import (
     REDUCTIONS,
     IterationMetrics,
     lifetime_counts,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from rlhf_algos.algorithms.base.options import (
+from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.options import (
     Option,
     flag,
     number,
@@ -16,9 +17,8 @@ from rlhf_algos.algorithms.base.options import (
     sequence,
     whole,
 )
-from rlhf_algos.algorithms.base.reset import given_config
-from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.algorithms.reset import given_config
 from rlhf_algos.commands.run_config import read_run_config
 from rlhf_algos.envs import PromptEnv
 
@@ -271,8 +271,11 @@ def test_an_algorithm_is_set_up_with_options_of_a_subclass(monkeypatch):
     config.my_scale = 0.25
     counted, found = [], []
     monkeypatch.setattr("ray.util.get_current_placement_group", lambda: None)
-    for module in ("algorithm", "resources"):
-        monkeypatch.setattr(f"rlhf_algos.algorithms.base.{module}.check_resources", counted.append)
+    for name in (
+        "rlhf_algos.algorithms.algorithm.check_resources",
+        "rlhf_algos.driver.placement.check_resources",
+    ):
+        monkeypatch.setattr(name, counted.append)
     monkeypatch.setattr(Algorithm, "setup", lambda self, config: found.append(self.config))
     algorithm = GRPO(config=config)
     algorithm.abandon()

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base.crew import Crew, Standing, Weights, standing_of
-from rlhf_algos.algorithms.base.evaluator import Evaluator
-from rlhf_algos.algorithms.base.live_source import LiveSource
-from rlhf_algos.algorithms.base.publication import Publication
-from rlhf_algos.algorithms.base.reset import as_config, evaluation_config_of
-from rlhf_algos.algorithms.base.run_state import restore_run, run_state
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.reset import as_config, evaluation_config_of
+from rlhf_algos.driver.crew import Crew, Standing, Weights, standing_of
+from rlhf_algos.driver.evaluator import Evaluator
+from rlhf_algos.driver.live_source import LiveSource
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.run_state import restore_run, run_state
 from rlhf_algos.weight_sync import NO_INJECTION, MismatchInjection, SharedMemory, with_injection
 from tests.fake_engine import Death, FakeGroup, new_runner
 

@@ -5,13 +5,13 @@ import copy
 import pytest
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
-from rlhf_algos.algorithms.base import reset
-from rlhf_algos.algorithms.base.options import Option, whole
-from rlhf_algos.algorithms.base.parts import Parts
-from rlhf_algos.algorithms.base.publication import Publication
-from rlhf_algos.algorithms.base.reset import processes_of
-from rlhf_algos.algorithms.base.rllib_options import USED
+from rlhf_algos.algorithms import reset
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.options import Option, whole
+from rlhf_algos.algorithms.parts import Parts
+from rlhf_algos.algorithms.reset import processes_of
+from rlhf_algos.algorithms.rllib_options import USED
+from rlhf_algos.driver.publication import Publication
 from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner

@@ -7,9 +7,9 @@ import pytest
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from rlhf_algos.algorithms.base.reset import as_config
-from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.reset import as_config
+from rlhf_algos.algorithms.seeds import with_seed
 from rlhf_algos.learner.update import optimizer_batches
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 

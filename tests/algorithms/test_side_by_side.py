@@ -10,10 +10,10 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_algos.algorithms.base import processes
-from rlhf_algos.algorithms.base.publication import Publication
-from rlhf_algos.algorithms.base.side_by_side import learners_starting, started_learners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.driver import processes
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.side_by_side import learners_starting, started_learners
 
 
 class Learners:
@@ -92,7 +92,7 @@ def test_ctrl_c_while_the_learners_are_waited_for_ends_them_too(ray_session, mon
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlhf_algos.algorithms.base.side_by_side.Future.result", interrupted)
+    monkeypatch.setattr("rlhf_algos.driver.side_by_side.Future.result", interrupted)
     with pytest.raises(KeyboardInterrupt), learners_starting(config_with(start), nothing):
         started_learners()
     come.set()
@@ -214,7 +214,7 @@ def test_a_failure_after_the_learners_came_ends_everything(ray_session, monkeypa
         raise failure
 
     monkeypatch.setattr(Algorithm, "setup", setup)
-    monkeypatch.setattr("rlhf_algos.algorithms.base.algorithm.require_actors", lambda *groups: None)
+    monkeypatch.setattr("rlhf_algos.algorithms.algorithm.require_actors", lambda *groups: None)
     monkeypatch.setattr(Publication, "publish", lambda self, version: raise_while_holding())
     monkeypatch.setattr(GRPOConfig, "build_learner_group", lambda self, rl_module_spec: learners)
     algorithm = object.__new__(GRPO)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
-from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LossTokens
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.gspo import GSPOConfig
+from rlhf_algos.algorithms.interface import LanguageModelAlgorithm, LossTokens
 from rlhf_algos.algorithms.reinforce_sc import CenteredReinforce, ReinforceSCConfig
 from rlhf_algos.algorithms.rloo import RLOOConfig
 from rlhf_algos.corrections import TIS, NoCorrection, SequenceTIS

@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.base.metrics import rollout_metrics
+from rlhf_algos.driver.advantages import with_advantages
+from rlhf_algos.driver.batch_metrics import rollout_metrics
 from rlhf_algos.objectives import group_advantages
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
 from rlhf_algos.rollout.engine import Generation

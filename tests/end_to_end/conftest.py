@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base.crew import Weights, load
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
-from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.driver.calls import on_env_runners, on_learners
+from rlhf_algos.driver.crew import Weights, load
+from rlhf_algos.driver.playing import Actors, sample_groups
 from rlhf_algos.objectives import group_advantages
 from rlhf_algos.weight_sync import SharedMemory, send_from
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.driver.calls import on_env_runners, on_learners
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.envs.addition import listed_problems
 from tests.listening import listening_addresses

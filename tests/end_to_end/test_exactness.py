@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base.crew import Weights, load
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
+from rlhf_algos.driver.calls import on_env_runners, on_learners
+from rlhf_algos.driver.crew import Weights, load
 
 UPDATES = 10
 

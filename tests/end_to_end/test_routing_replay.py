@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base.remote import on_learners
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.calls import on_learners
 from tests.end_to_end.conftest import Loop, config_for
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_algos.algorithms.base.crew import Crew
-from rlhf_algos.algorithms.base.publication import Publication
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.driver.crew import Crew
+from rlhf_algos.driver.publication import Publication
 from rlhf_algos.report import write_report
 from rlhf_algos.runs.discovery import read_runs
 from rlhf_algos.weight_sync import NO_INJECTION, channel_maker

@@ -9,7 +9,7 @@ import ray
 import torch
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
 from rlhf_algos.envs import make_prompt_env
 from rlhf_algos.learner.token_loss import TokenLoss
 from tests.learner.conftest import make_batch, make_config

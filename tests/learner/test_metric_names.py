@@ -1,6 +1,6 @@
 """Every number of an update has a declared reduction over the training steps of an iteration."""
 
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
 from rlhf_algos.metrics import LEARNER, is_listed
 from tests.learner.conftest import make_batch
 

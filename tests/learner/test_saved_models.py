@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rlhf_algos.learner import checkpoint
+from rlhf_algos.learner import export
 from rlhf_algos.learner.export import export_model
 from rlhf_algos.learner.weights import persistent_buffers
 
@@ -143,7 +143,7 @@ def test_a_folder_that_is_no_model_is_refused(source, tmp_path):
     assert "model.safetensors" in files(tmp_path / "empty")
 
 
-@pytest.mark.parametrize("failing", ["save_file", "_copy_companions", "_replace"])
+@pytest.mark.parametrize("failing", ["save_file", "copy_companions", "_replace"])
 def test_a_save_that_fails_leaves_the_old_model(source, monkeypatch, failing):
     model = load(source)
     before = saved(source), files(source)
@@ -151,7 +151,7 @@ def test_a_save_that_fails_leaves_the_old_model(source, monkeypatch, failing):
     def disk_is_full(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, failing, disk_is_full)
+    monkeypatch.setattr(export, failing, disk_is_full)
     with pytest.raises(OSError, match="No space"):
         export_model(model, trained(model), source=str(source), path=source)
     assert files(source) == before[1]
@@ -215,11 +215,11 @@ def killed_save(model, tensors, folder, when):
             os.kill(os.getpid(), signal.SIGKILL)
 
         if when == "writing":
-            checkpoint._copy_companions = die
+            export.copy_companions = die
         if when == "renaming":
             Path.rename = lambda self, target: die() if self.parent.name == "new" else rename(self, target)
         if when == "done":
-            checkpoint.shutil.rmtree = die
+            export.shutil.rmtree = die
         export_model(model, tensors, source=str(folder), path=folder)
     finally:
         os._exit(1)

@@ -277,6 +277,8 @@ def test_untrained_tokens_of_a_response_are_never_read(garbage):
 
 
 def test_a_response_beyond_the_clamp_stays_finite_and_is_not_followed():  # (5.6)
+    loss, gradient, clipped = run_sequences([20.0], [-1.0], [0])
+    assert loss == gradient == pytest.approx([math.exp(20)]) and clipped == [False]
     loss, gradient, clipped = run_sequences([-500.0, 300.0], [1.0, -1.0], [0, 1])
     assert loss == pytest.approx([-math.exp(-20), math.exp(20)]) and gradient == [0, 0] and clipped == [False, False]
 

@@ -46,12 +46,24 @@ MAY_IMPORT = {
     "envs": {"batch"},
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync", "importing"},
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync", "importing"},
-    "algorithms": ENGINE | {"metrics", "models", "report", "local_ray", "engine_arguments", "owned_folders"},
-    "analysis": {"algorithms", "batch", "corrections", "envs", "metrics", "objectives", "plugins", "routing_replay"},
+    "driver": {"batch", "envs", "local_ray", "metrics", "models", "objectives", "rollout", "weight_sync"},
+    "algorithms": ENGINE | {"driver", "models", "engine_arguments", "owned_folders"},
+    "analysis": {
+        "algorithms",
+        "driver",
+        "batch",
+        "corrections",
+        "envs",
+        "metrics",
+        "objectives",
+        "plugins",
+        "routing_replay",
+    },
     "commands": {
         "algorithms",
         "analysis",
         "batch",
+        "driver",
         "metrics",
         "plugins",
         "report",
@@ -61,13 +73,15 @@ MAY_IMPORT = {
         "engine_arguments",
     },
 }
-# `rollout` for benchmarks that measure the engine by itself, `cli` for an example that is a command with other values.
+# `rollout` and `driver` for benchmarks that measure one part by itself, `cli` for an example that is a command with
+# other values.
 PUBLIC = {
     "algorithms",
     "analysis",
     "batch",
     "cli",
     "corrections",
+    "driver",
     "envs",
     "local_ray",
     "metrics",

@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.base.metrics import lifetime_counts, rollout_metrics
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.driver.advantages import with_advantages
+from rlhf_algos.driver.batch_metrics import lifetime_counts, rollout_metrics
 from rlhf_algos.envs import PromptEnv, RewardError, check_env
 from rlhf_algos.objectives import group_advantages
 from tests.fake_engine import END, fake_runner
