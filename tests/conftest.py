@@ -35,11 +35,14 @@ GROUP_OF_FILE = {
     "test_wheel.py": "wheel",
     "test_tiny_moe.py": "tiny model",
     "test_published_weights.py": "published weights",
+    "test_groups_of_tests.py": "groups",
 }
 # Tests of `algorithms` have learners in this process, which those of `rollout` leave without vLLM's process group.
 LONGEST_FIRST = ("end_to_end", "learner", "docs", "examples", "algorithms", "rollout", "commands", "packaging")
 
 
+# First: pytest-xdist reads the groups in a hook of its own, and one that comes later means nothing to it.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Puts tests that share processes into one group, and folders with the longest ones first."""
 
