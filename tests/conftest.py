@@ -18,8 +18,8 @@ from rlhf_algos.models import resolve_model
 # the learners that a fixture starts; files without such a fixture are a group of their own only where a test needs the
 # machine's time. The groups that take longest begin.
 GROUP_OF_FIXTURE = {
-    "actors_for": "engines",
-    "learner_pool": "learners",
+    "actors_for": "engines and learners",
+    "learner_pool": "engines and learners",
     "first_run": "one algorithm",
     "nested_sweep": "nested sweep",
     "live": "saved batches",
