@@ -83,7 +83,7 @@ def run(name: str) -> dict[str, Any]:
         batches = [RolloutBatch.load(path) for path in sorted(Path(folder).glob("*.safetensors"))]
     return {
         "results": results,
-        "batches": [batch.content_hash() for batch in batches],
+        "batches": [batch.content_hash for batch in batches],
         "rewards": [[float(reward).hex() for reward in batch.rewards] for batch in batches],
     }
 

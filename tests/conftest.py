@@ -78,7 +78,8 @@ def ray_session():
 def learner_pool(ray_session):
     """A function that gives a LearnerGroup for a config: processes are started once, and rebuilt for each config.
 
-    Starting one takes longer than most tests; `DeepSpeedLearner.rebuild` leaves nothing of the last config.
+    Starting one takes longer than most tests; `DeepSpeedLearner.rebuild` leaves nothing of the last config. Learners
+    that a test ended are started again.
     """
     # Here, so that tests without learners do not wait for DeepSpeed to be imported.
     from rlhf_algos.algorithms.base.remote import on_learners
@@ -95,7 +96,8 @@ def learner_pool(ray_session):
         key = (is_centered, config.num_learners)
         config._learner_class = RecordingCenteredLearner if is_centered else RecordingLearner
         spec = config.get_multi_rl_module_spec(spaces=spaces)
-        if key in started:
+        alive = list(started[key].foreach_learner(lambda learner: None)) if key in started else []
+        if len(alive) == config.num_learners:
             on_learners(started[key], lambda learner: learner.rebuild(config, spec))
         else:
             started[key] = config.build_learner_group(rl_module_spec=spec)

@@ -108,11 +108,11 @@ def test_two_trials_at_once_of_a_class_in_a_users_script(ray_session, tmp_path):
 
 @pytest.fixture(scope="module")
 def nested_sweep(ray_session, tmp_path_factory):
-    """Eight trials of which any two need more CPUs than there are, and of which four need another engine."""
+    """Four trials of which any two need more CPUs than there are, and of which the last two need another engine."""
     config = small_config().callbacks(on_train_result=record_engines)
     config.environment(Share, env_config={"wanted": tune.grid_search([0.2, 0.4]), "split": "all"})
     config.sampling(temperature=tune.grid_search([0.5, 1.0]))
-    config.vllm(dtype=tune.grid_search(["float32", "bfloat16"]))
+    config.vllm(dtype=tune.sample_from(lambda spec: {0.2: "float32", 0.4: "bfloat16"}[spec.config.env_config.wanted]))
     # What other tests' actors leave over.
     config.resources(num_cpus_for_main_process=0.6 * ray_session.available_resources()["CPU"] - 0.9)
     results = tune.Tuner(
@@ -132,8 +132,8 @@ def nested_sweep(ray_session, tmp_path_factory):
 
 
 def test_trials_that_do_not_fit_at_once_run_one_after_another(nested_sweep):
-    assert [metrics["training_iteration"] for metrics in nested_sweep] == [1] * 8
-    # In one process, each on the processes of the one before.
+    assert [metrics["training_iteration"] for metrics in nested_sweep] == [1, 1, 1, 1]
+    # In one process.
     assert len({metrics["pid"] for metrics in nested_sweep}) == 1
 
 
@@ -154,7 +154,7 @@ def test_each_pair_of_values_occurs_once_and_reaches_environment_and_sampler(nes
         (round(metrics["env_runners"]["episode_return_mean"], 6), metrics["config"]["temperature"])
         for metrics in nested_sweep
     ]
-    assert sorted(pairs) == sorted([(0.2, 0.5), (0.2, 1.0), (0.4, 0.5), (0.4, 1.0)] * 2)
+    assert sorted(pairs) == [(0.2, 0.5), (0.2, 1.0), (0.4, 0.5), (0.4, 1.0)]
 
 
 def test_an_overridden_method_acts_in_every_trial(nested_sweep):
@@ -163,7 +163,7 @@ def test_an_overridden_method_acts_in_every_trial(nested_sweep):
 
 def test_trial_configs_share_no_mutable_object(nested_sweep):
     containers = [{id(item) for item in containers_in(trial.config)} for trial in KeepTrials.trials]
-    assert len(containers) == 8
+    assert len(containers) == 4
     assert all(len(found) > 5 for found in containers)
     for number, found in enumerate(containers):
         assert not any(found & other for other in containers[:number])
