@@ -18,8 +18,8 @@ from rlhf_algos.models import resolve_model
 # the learners that a fixture starts; files without such a fixture are a group of their own only where a test needs the
 # machine's time. The groups that take longest begin.
 GROUP_OF_FIXTURE = {
-    "actors_for": "engines",
-    "learner_pool": "learners",
+    "actors_for": "engines and learners",
+    "learner_pool": "engines and learners",
     "first_run": "one algorithm",
     "nested_sweep": "nested sweep",
     "live": "saved batches",
@@ -35,6 +35,7 @@ GROUP_OF_FILE = {
     "test_wheel.py": "wheel",
     "test_tiny_moe.py": "tiny model",
     "test_published_weights.py": "published weights",
+    "test_groups_of_tests.py": "groups",
 }
 # Tests of `algorithms` and `analysis` have learners in this process, which those of `rollout` leave without vLLM's
 # process group.
@@ -51,6 +52,8 @@ LONGEST_FIRST = (
 )
 
 
+# First: pytest-xdist reads the groups in a hook of its own, and one that comes later means nothing to it.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Puts tests that share processes into one group, and folders with the longest ones first."""
 
@@ -86,7 +89,8 @@ def ray_session():
 def learner_pool(ray_session):
     """A function that gives a LearnerGroup for a config: processes are started once, and rebuilt for each config.
 
-    Starting one takes longer than most tests; `DeepSpeedLearner.rebuild` leaves nothing of the last config.
+    Starting one takes longer than most tests; `DeepSpeedLearner.rebuild` leaves nothing of the last config. Learners
+    that a test ended are started again.
     """
     # Here, so that tests without learners do not wait for DeepSpeed to be imported.
     from rlhf_algos.driver.calls import on_learners
@@ -101,7 +105,8 @@ def learner_pool(ray_session):
         key = config.num_learners
         config.learners(learner_class=RecordingLearner)
         spec = config.get_multi_rl_module_spec(spaces=spaces)
-        if key in started:
+        alive = list(started[key].foreach_learner(lambda learner: None)) if key in started else []
+        if len(alive) == config.num_learners:
             on_learners(started[key], lambda learner: learner.rebuild(config, spec))
         else:
             started[key] = config.build_learner_group(rl_module_spec=spec)

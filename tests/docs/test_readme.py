@@ -7,6 +7,7 @@ Two things differ from a reader's run, so that this takes a minute and not ten:
   does between two trials. For that the engine records routes in every block, as it does in a sweep.
 """
 
+import json
 import re
 import shlex
 
@@ -174,3 +175,19 @@ def test_a_sweep_with_tune(ray_session, monkeypatch, tmp_path, capsys):
     # On the same first batch routes differ either way, and replay takes their part of the mismatch away.
     assert min(routes for _, routes in found.values()) > 0.005
     assert found["none"][0] > 2 * found["r3"][0] > 0
+
+
+def test_the_command_that_trains(built, tmp_path, capsys):
+    """As the README has it, but for its size."""
+    (command,) = re.findall(r"^    \.venv/bin/rlhf-algos (train .+)$", README, re.MULTILINE)
+    name, file, *arguments = shlex.split(command)
+    arguments += ["--runs", str(tmp_path), "--iterations", "1", "--set", "vllm.dtype=bfloat16"]
+    arguments += ["--set", "training.prompts_per_iteration=4", "--set", "evaluation.evaluation_duration=10"]
+    status = main([name, str(ROOT / file), *arguments])
+    shown, errors = capsys.readouterr()
+    assert status == 0, errors
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "status.json").read_text()) == {"state": "finished", "error": None}
+    assert json.loads((folder / "config.json").read_text())["training"]["corrector"] == "tis"
+    assert "iteration 1/1  reward " in shown
+    AutoModelForCausalLM.from_pretrained(folder / "model")

@@ -86,6 +86,8 @@ def actors_for(ray_session, peaked_models):
         config = config_for(peaked_models[name], vllm_dtype=dtype, **overrides)
         key = (name, dtype)
         if key in started:
+            # The one that was asked for last is the last to go.
+            started[key] = started.pop(key)
             on_env_runners(started[key], lambda runner: runner.configure(config))
             return started[key]
         # An engine takes about two gigabytes: at most three at a time.

@@ -1,16 +1,15 @@
-"""The whole algorithm: reproducible runs, a killed actor, evaluation, resources, Tune."""
+"""The whole algorithm: reproducible runs, a killed actor, evaluation, resources."""
 
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.driver.calls import on_env_runners, on_learners
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.envs.addition import listed_problems
@@ -217,49 +216,6 @@ def test_a_killed_actor_comes_back_with_current_weights_and_groups_stay_whole(ra
         assert result["learners"]["default_policy"]["train_rollout_logprob_abs_diff"] < 1e-6
     finally:
         algorithm.stop()
-
-
-def test_tune_runs_trials_of_a_users_environment_and_writes_their_files(ray_session, tmp_path):
-    """A class of the driver's script reaches the actors; a nested env_config value arrives as a number."""
-    from ray import tune
-
-    class Share(PromptEnv):
-        def __init__(self, wanted, **kwargs):
-            super().__init__(**kwargs)
-            assert isinstance(wanted, float)
-            self.wanted = wanted
-
-        def prompt(self, rng):
-            return f"{rng.integers(10, 99)}="
-
-        def reward(self, response):
-            return self.wanted
-
-    config = (
-        GRPOConfig()
-        .environment(Share, env_config={"wanted": tune.grid_search([0.25, 0.5]), "split": "all"})
-        .sampling(max_response_tokens=4)
-        .vllm(max_model_len=32)
-        .training(prompts_per_iteration=4, group_size=2)
-    )
-    results = tune.Tuner(
-        GRPO,
-        param_space=config,
-        tune_config=tune.TuneConfig(max_concurrent_trials=1),
-        run_config=tune.RunConfig(
-            storage_path=str(tmp_path),
-            stop={"training_iteration": 1},
-            verbose=0,
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-        ),
-    ).fit()
-    assert not results.errors
-    rewards = sorted(result.metrics["env_runners"]["episode_return_mean"] for result in results)
-    assert rewards == [0.25, 0.5]
-    for result in results:
-        names = {file.name for file in Path(result.path).iterdir()}
-        assert {"result.json", "progress.csv"} <= names
-        assert any(name.startswith("events.out.tfevents") for name in names)
 
 
 def test_a_request_that_can_never_be_met_is_an_error_at_once(ray_session):

@@ -1,6 +1,5 @@
-"""Sweeps on real engines: which processes trials share, and the commands."""
+"""Sweeps on real engines: which processes trials share."""
 
-import json
 import os
 import runpy
 import time
@@ -12,7 +11,6 @@ import pytest
 from ray import tune
 
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
-from rlhf_algos.cli import main
 from rlhf_algos.driver.calls import on_env_runners
 from rlhf_algos.envs import PromptEnv
 
@@ -22,15 +20,6 @@ ROOT = Path(__file__).parents[2]
 def record_engines(algorithm, metrics_logger, result):
     """A callback: which processes an iteration ran in."""
     (result["engine_pid"],) = on_env_runners(algorithm.env_runner_group, lambda runner: os.getpid()).values()
-
-
-class CountedGRPO(GRPO):
-    """For a configuration file, which has no callbacks."""
-
-    def step(self):
-        result = super().step()
-        record_engines(self, None, result)
-        return result
 
 
 # ---- trials one after another --------------------------------------------------------------------------------------
@@ -79,31 +68,51 @@ def small_config() -> GRPOConfig:
     )
 
 
-def test_two_algorithms_are_built_at_once_in_two_processes(ray_session):
+def test_two_trials_at_once_of_a_class_in_a_users_script(ray_session, tmp_path):
     """Each with an engine and a learner of its own, which has a gloo process group: no port is shared."""
 
-    @ray_session.remote(num_cpus=0)
-    def build_and_train():
-        started = time.time()
-        algorithm = small_config().environment("rlhf_algos/Addition-v0").build_algo()
-        ready = time.time()
-        try:
-            return os.getpid(), started, ready, algorithm.train()["training_iteration"]
-        finally:
-            algorithm.stop()
+    class InThisFunction(Share):
+        """Reaches the actors as a value: no module has it."""
 
-    first, second = ray_session.get([build_and_train.remote() for _ in range(2)])
-    assert first[0] != second[0]
-    assert max(first[1], second[1]) < min(first[2], second[2])
-    assert first[3] == second[3] == 1
+    class Timed(GRPO):
+        def setup(self, config):
+            self.started = time.time()
+            super().setup(config)
+            self.ready = time.time()
+
+        def step(self):
+            return super().step() | {"started": self.started, "ready": self.ready}
+
+    results = tune.Tuner(
+        Timed,
+        param_space=small_config().environment(
+            InThisFunction, env_config={"wanted": tune.grid_search([0.25, 0.5]), "split": "all"}
+        ),
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path),
+            stop={"training_iteration": 1},
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    ).fit()
+    assert not results.errors
+    first, second = (result.metrics for result in results)
+    assert [each["env_runners"]["episode_return_mean"] for each in (first, second)] == [0.25, 0.5]
+    assert first["pid"] != second["pid"]
+    assert max(first["started"], second["started"]) < min(first["ready"], second["ready"])
+    for result in results:
+        names = {file.name for file in Path(result.path).iterdir()}
+        assert {"result.json", "progress.csv"} <= names
+        assert any(name.startswith("events.out.tfevents") for name in names)
 
 
 @pytest.fixture(scope="module")
 def nested_sweep(ray_session, tmp_path_factory):
-    """Four trials of which any two need more CPUs than there are."""
-    config = small_config()
+    """Four trials of which any two need more CPUs than there are, and of which the last two need another engine."""
+    config = small_config().callbacks(on_train_result=record_engines)
     config.environment(Share, env_config={"wanted": tune.grid_search([0.2, 0.4]), "split": "all"})
     config.sampling(temperature=tune.grid_search([0.5, 1.0]))
+    config.vllm(dtype=tune.sample_from(lambda spec: {0.2: "float32", 0.4: "bfloat16"}[spec.config.env_config.wanted]))
     # What other tests' actors leave over.
     config.resources(num_cpus_for_main_process=0.6 * ray_session.available_resources()["CPU"] - 0.9)
     results = tune.Tuner(
@@ -124,8 +133,20 @@ def nested_sweep(ray_session, tmp_path_factory):
 
 def test_trials_that_do_not_fit_at_once_run_one_after_another(nested_sweep):
     assert [metrics["training_iteration"] for metrics in nested_sweep] == [1, 1, 1, 1]
-    # In one process, each on the processes of the one before.
+    # In one process.
     assert len({metrics["pid"] for metrics in nested_sweep}) == 1
+
+
+def test_a_trial_that_needs_another_engine_gets_one(nested_sweep):
+    """Tune hands on the actor all the same, and would fail the trial if its reset were refused."""
+    found = {metrics["config"]["vllm_args"]["dtype"]: set() for metrics in nested_sweep}
+    for metrics in nested_sweep:
+        dtype = metrics["config"]["vllm_args"]["dtype"]
+        found[dtype].add(metrics["engine_pid"])
+        mismatch = metrics["learners"]["default_policy"]["train_rollout_logprob_abs_diff"]
+        assert mismatch < 1e-6 if dtype == "float32" else mismatch > 1e-4
+    # One for all trials of a kind.
+    assert [len(pids) for pids in found.values()] == [1, 1] and found["float32"] != found["bfloat16"]
 
 
 def test_each_pair_of_values_occurs_once_and_reaches_environment_and_sampler(nested_sweep):
@@ -192,54 +213,3 @@ def test_the_example_runs_all_its_trials_on_one_engine(ray_session, tmp_path):
         assert (learner.get("replayed_fraction", 0) > 0) == (replay == "r3")
         assert (learner["tis_weight"] == 1) == (corrector == "none")
     assert all("evaluation" in m for m in metrics)
-
-
-def test_a_trial_that_needs_another_engine_gets_one(ray_session, tmp_path, capsys):
-    """Through the command; Tune hands on the actor all the same, and would fail the trial if its reset were refused."""
-    config = {
-        "algorithm": "tests.end_to_end.test_sweeps.CountedGRPO",
-        "name": "engines",
-        "iterations": 1,
-        "evaluate_every": 0,
-        "environment": {"env": "rlhf_algos/Addition-v0", "env_config": {"digits": 2}},
-        "sampling": {"max_response_tokens": 4},
-        "env_runners": {"num_cpus_per_env_runner": 0.5},
-        "training": {"prompts_per_iteration": 4, "group_size": 2, "corrector": {"grid": ["none", "tis"]}},
-        "vllm": {"max_model_len": 32, "dtype": {"grid": ["float32", "bfloat16"]}},
-    }
-    file = tmp_path / "engines.json"
-    file.write_text(json.dumps(config))
-    assert main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--quiet"]) == 0
-    folder = Path(capsys.readouterr().out.strip())
-    files = [next(folder.glob(f"trial-{number}-*/result.json")) for number in range(1, 5)]
-    results = [json.loads(file.read_text()) for file in files]
-    dtypes = [result["config"]["vllm_args"]["dtype"] for result in results]
-    engines = [result["engine_pid"] for result in results]
-    assert dtypes == ["float32", "float32", "bfloat16", "bfloat16"]
-    assert len({result["pid"] for result in results}) == 1
-    assert engines[0] == engines[1] != engines[2] == engines[3]
-    mismatch = [result["learners"]["default_policy"]["train_rollout_logprob_abs_diff"] for result in results]
-    assert mismatch[0] < 1e-6 and mismatch[2] > 1e-4
-
-
-# ---- train -------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_of_the_command_and_its_model(ray_session, tmp_path, capsys):
-    from transformers import AutoModelForCausalLM
-
-    status = main(
-        [
-            "train",
-            str(ROOT / "examples/configs/addition_grpo.yaml"),
-            *("--runs", str(tmp_path), "--iterations", "1"),
-            *("--set", "training.prompts_per_iteration=4", "--set", "evaluation.evaluation_duration=10"),
-            *("--set", "vllm.max_num_seqs=32", "--set", "training.lr=1e-3"),
-        ]
-    )
-    shown, errors = capsys.readouterr()
-    assert status == 0, errors
-    (folder,) = tmp_path.iterdir()
-    assert json.loads((folder / "status.json").read_text()) == {"state": "finished", "error": None}
-    assert "iteration 1/1  reward " in shown
-    AutoModelForCausalLM.from_pretrained(folder / "model")

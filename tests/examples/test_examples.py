@@ -1,5 +1,6 @@
 """The examples run as a user runs them, in a short form."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,13 @@ def run_example(name, *arguments):
     return run.stdout
 
 
-def test_replay_of_a_saved_batch(tmp_path):
-    lines = run_example("replay_saved_batch.py", "--folder", tmp_path, "--prompts", 4).splitlines()
+def test_replay_of_a_saved_batch(ray_session, tmp_path, monkeypatch, capsys):
+    """In this process and its Ray; the demo is run as a script."""
+    monkeypatch.setattr("rlhf_algos.local_ray.start_ray", lambda **options: None)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["replay_saved_batch.py", "--folder", str(tmp_path), "--prompts", "4"])
+    runpy.run_path(str(ROOT / "examples" / "replay_saved_batch.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
     assert "32 answers" in lines[0]
     # Extensions may report that they were built, once on a machine.
     rows = [line for line in lines if line[:4] in ("none", "is  ", "is +", "tis ", "icep")]
