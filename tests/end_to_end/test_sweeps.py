@@ -112,7 +112,7 @@ def nested_sweep(ray_session, tmp_path_factory):
     config = small_config().callbacks(on_train_result=record_engines)
     config.environment(Share, env_config={"wanted": tune.grid_search([0.2, 0.4]), "split": "all"})
     config.sampling(temperature=tune.grid_search([0.5, 1.0]))
-    config.vllm(dtype=tune.sample_from(lambda spec: {0.2: "float32", 0.4: "bfloat16"}[spec.config.env_config.wanted]))
+    config.vllm(dtype=tune.sample_from(lambda spec: {0.5: "float32", 1.0: "bfloat16"}[spec.config.temperature]))
     # What other tests' actors leave over.
     config.resources(num_cpus_for_main_process=0.6 * ray_session.available_resources()["CPU"] - 0.9)
     results = tune.Tuner(
