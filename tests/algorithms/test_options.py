@@ -22,8 +22,8 @@ from rlhf_algos.algorithms.options import (
 )
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from rlhf_algos.algorithms.reset import given_config
-from rlhf_algos.commands.run_config import read_run_config
-from rlhf_algos.commands.sections import arguments_of, declared_in
+from rlhf_algos.commands.config.run_config import read_run_config
+from rlhf_algos.commands.config.sections import arguments_of, declared_in
 from rlhf_algos.envs import PromptEnv
 
 NAN, INF = float("nan"), float("inf")

@@ -10,8 +10,8 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSC
+from rlhf_algos.commands.config.run_config import read_run_config, require_no_grids
 from rlhf_algos.commands.errors import ConfigError
-from rlhf_algos.commands.run_config import read_run_config, require_no_grids
 from rlhf_algos.engine_arguments import vllm_engine_arguments
 from rlhf_algos.runs.values import plain_config
 from tests.commands.toy_algorithm import Toy

@@ -14,11 +14,11 @@ from typing import Any
 import gymnasium
 
 from rlhf_algos.algorithms import ALGORITHMS
-from rlhf_algos.commands.config_file import ConfigFile, read_config_file
+from rlhf_algos.commands.config.config_file import ConfigFile, read_config_file
+from rlhf_algos.commands.config.grids import dotted, find_grids
+from rlhf_algos.commands.config.sections import SECTIONS, apply_sections, recorded_section, require_known
+from rlhf_algos.commands.config.value_types import described, fits
 from rlhf_algos.commands.errors import ConfigError, message_of
-from rlhf_algos.commands.grids import dotted, find_grids
-from rlhf_algos.commands.sections import SECTIONS, apply_sections, recorded_section, require_known
-from rlhf_algos.commands.value_types import described, fits
 
 _TOP_LEVEL: dict[str, Any] = {"algorithm": str, "name": str, "iterations": int, "evaluate_every": int}
 # Entries with which a run folder's config.json says what it is.

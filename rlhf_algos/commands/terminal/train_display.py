@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rlhf_algos.commands.measures import MEASURES, as_line, heading_for, text_of
+from rlhf_algos.commands.terminal.measures import MEASURES, as_line, heading_for, text_of
 
 # Iterations in view on a terminal, and from which length of a run on not every iteration gets a line elsewhere.
 _IN_VIEW = 10

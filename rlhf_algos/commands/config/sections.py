@@ -9,9 +9,9 @@ from typing import Any
 
 from rlhf_algos.algorithms.declarations import OPTIONS
 from rlhf_algos.algorithms.options import Option
-from rlhf_algos.commands.config_file import ConfigFile
+from rlhf_algos.commands.config.config_file import ConfigFile
+from rlhf_algos.commands.config.value_types import described, fits
 from rlhf_algos.commands.errors import ConfigError
-from rlhf_algos.commands.value_types import described, fits
 from rlhf_algos.engine_arguments import vllm_engine_arguments
 
 #: Methods of an algorithm's config that a file may use, in the order they are called.

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 
 from rlhf_algos.commands.errors import message_of
-from rlhf_algos.commands.measures import MEASURES, heading_for, text_of
-from rlhf_algos.commands.train_display import Lines, Quiet
+from rlhf_algos.commands.terminal.measures import MEASURES, heading_for, text_of
+from rlhf_algos.commands.terminal.train_display import Lines, Quiet
 from rlhf_algos.runs.values import flatten
 
 
