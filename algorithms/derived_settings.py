@@ -14,7 +14,6 @@ from rlhf_algos.envs import EnvCreator, env_creator_for
 from rlhf_algos.learner.settings import LearnerSettings
 from rlhf_algos.learner.token_loss import TokenLoss
 from rlhf_algos.models import resolve_model
-from rlhf_algos.objectives.reduction import ReductionMode
 from rlhf_algos.rollout.sampling import SamplingSettings
 from rlhf_algos.rollout.settings import PlaySettings, RolloutSettings
 from rlhf_algos.routing_replay import make_router_replay
@@ -142,7 +141,7 @@ class DerivedSettings(ProcessOptions):
             temperature=self.temperature,
             corrector=make_corrector(self.corrector),
             router_replay=make_router_replay(self.router_replay),
-            loss_reduction=cast(ReductionMode, self.loss_reduction),
+            loss_reduction=self.loss_reduction,
             loss_fixed_length=self.loss_fixed_length,
             lr=self.lr,
             grad_clip=self.grad_clip,
