@@ -75,7 +75,7 @@ class CISPO(LanguageModelAlgorithm):
 
 
 def main() -> None:
-    """Train three iterations."""
+    """Trains three iterations."""
     from rlhf_algos.algorithms.recipes import addition
 
     algorithm = addition(CISPOConfig(), iterations=3).build_algo()
