@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_algos.commands.config.sweep_config import read_sweep_config
 from rlhf_algos.commands.errors import ConfigError
-from rlhf_algos.commands.sweep_config import read_sweep_config
 
 ROOT = Path(__file__).parents[2]
 BASE = """
