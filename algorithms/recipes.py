@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from rlhf_algos.algorithms.base import LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.interface import LanguageModelAlgorithmConfig
 
 Config = TypeVar("Config", bound=LanguageModelAlgorithmConfig)
 

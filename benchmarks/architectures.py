@@ -179,14 +179,14 @@ def rollout_actor(config: Any) -> Iterator[Any]:
 
 def publish(learner: Any, runner: Any, version: int) -> None:
     """Hands the learner's weights over."""
-    from rlhf_algos.rollout.mismatch_injection import NO_INJECTION
+    from rlhf_algos.weight_sync.mismatch_injection import NO_INJECTION
 
     tensors = learner.checkpoint_tensors()
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != runner.checkpoint_layout:
         differing = sorted(set(shapes.items()) ^ set(runner.checkpoint_layout.items()))
         raise ValueError(f"The learner's tensors are not those of the checkpoint: {differing[:6]}")
-    runner.load_weights(tensors.items(), version, injection=NO_INJECTION, seed=0)
+    runner.load_weights(tensors.items(), version, injection=NO_INJECTION)
 
 
 def sample(runner: Any, version: int, config: Any) -> Any:

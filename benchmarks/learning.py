@@ -21,19 +21,18 @@ from typing import Any
 import ray
 from matplotlib.figure import Figure
 
-from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
 from rlhf_algos.algorithms.recipes import addition
-from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from rlhf_algos.local_ray import start_ray
 
-CONFIGS = {"grpo": GRPOConfig, "reinforce_sc": ReinforceSCConfig}
 LEAST_RISE = 0.15
 MOST_SECONDS = 300
 
 
 def run_seed(algorithm_name: str, seed: int, iterations: int, evaluate_every: int) -> dict[str, Any]:
     """Trains one seed; returns its curve."""
-    algorithm = addition(CONFIGS[algorithm_name](), iterations=iterations, seed=seed).build_algo()
+    config = algorithm_class(algorithm_name).get_default_config()
+    algorithm = addition(config, iterations=iterations, seed=seed).build_algo()
     started = time.monotonic()
     curve: list[dict[str, float]] = []
 
@@ -93,7 +92,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 def main() -> int:
     """Runs all seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--algorithm", choices=CONFIGS, default="grpo")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="grpo")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--evaluate-every", type=int, default=10)

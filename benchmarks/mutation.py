@@ -35,6 +35,7 @@ SUBJECTS = {
     "objectives/policy_losses.py": ["tests/objectives/test_policy_losses.py"],
     "objectives/kl_penalty.py": ["tests/objectives/test_kl_penalty.py"],
     "objectives/mismatch.py": ["tests/objectives/test_mismatch.py"],
+    "objectives/ratios.py": ["tests/objectives/test_ratios.py"],
     "objectives/reduction.py": ["tests/objectives/test_reduction.py"],
     "objectives/score_centering.py": ["tests/objectives/test_score_centering.py"],
     "objectives/oracle.py": ["tests/objectives/test_oracle.py", "tests/objectives/test_score_centering.py"],
@@ -42,7 +43,7 @@ SUBJECTS = {
         "tests/objectives/test_chunked_logprobs.py",
         "tests/objectives/test_chunked_logprobs_contract.py",
     ],
-    "objectives/_chunked_projection.py": [
+    "objectives/chunked_projection.py": [
         "tests/objectives/test_chunked_logprobs.py",
         "tests/objectives/test_chunked_logprobs_contract.py",
     ],

@@ -19,10 +19,10 @@ from typing import Any
 
 import ray
 
-from rlhf_algos.algorithms.base.remote import on_learners
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.calls import on_learners
 from rlhf_algos.local_ray import start_ray
 
 MOST_SHARE = 0.10

@@ -164,7 +164,7 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
             ValueError: Unknown option, or an index outside the problems.
         """
         super().reset(seed=seed)
-        index = self._checked_index(options or {})
+        index = checked_index(options or {}, self)
         if index is None:
             self._prompt = self.draw_in_split(self.np_random)
         else:
@@ -238,17 +238,23 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
             )
         return prompt
 
-    def _checked_index(self, options: Mapping[str, Any]) -> int | None:
-        unknown = sorted(set(options) - {"index"})
-        if unknown:
-            raise ValueError(f"{self.name}: unknown reset options {unknown}; the only one is 'index'.")
-        index = options.get("index")
-        if index is None:
-            return None
-        if isinstance(index, bool) or not isinstance(index, int | np.integer) or index < 0:
-            raise ValueError(f"{self.name}: index={index!r} must be a whole number, 0 or above.")
-        if self.num_problems is not None and index >= self.num_problems:
-            raise ValueError(
-                f"{self.name}: index={index} is outside the {self.num_problems} problems of split={self.split!r}."
-            )
-        return int(index)
+
+def checked_index(options: Mapping[str, Any], env: PromptEnv) -> int | None:
+    """Return the index among the options of a reset, if there is one.
+
+    Raises:
+        ValueError: There is another option, or the environment has no such problem.
+    """
+    unknown = sorted(set(options) - {"index"})
+    if unknown:
+        raise ValueError(f"{env.name}: unknown reset options {unknown}; the only one is 'index'.")
+    index = options.get("index")
+    if index is None:
+        return None
+    if isinstance(index, bool) or not isinstance(index, int | np.integer) or index < 0:
+        raise ValueError(f"{env.name}: index={index!r} must be a whole number, 0 or above.")
+    if env.num_problems is not None and index >= env.num_problems:
+        raise ValueError(
+            f"{env.name}: index={index} is outside the {env.num_problems} problems of split={env.split!r}."
+        )
+    return int(index)

@@ -1,7 +1,7 @@
 """From a name, a class or a function to an environment, here or in a process that has no registry."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,13 +69,16 @@ class FactoryCall:
         return env
 
 
-def env_creator_for(env: EnvSource, env_config: Mapping[str, Any] | None = None) -> EnvCreator:
+def env_creator_for(
+    env: EnvSource, env_config: Mapping[str, Any] | None = None, *, known: Mapping[str, EnvSpec] | None = None
+) -> EnvCreator:
     """Resolve an environment once, in the process that knows it, into a function that others can call.
 
     Args:
         env: A Gymnasium id ("namespace/Name-v0", or "module:Name-v0" to import the module first), a
             `PromptEnv` class, or a function from the env_config to an environment.
         env_config: Keyword arguments of the environment; for a function, its one argument.
+        known: What ids mean, where it was said elsewhere; this process is asked for all others.
 
     Returns:
         A function of no arguments that makes the environment. Ray's pickle can send it to an actor.
@@ -86,7 +89,7 @@ def env_creator_for(env: EnvSource, env_config: Mapping[str, Any] | None = None)
     """
     kwargs = dict(env_config or {})
     if isinstance(env, str):
-        spec = registered_spec(env)
+        spec = (known or {}).get(env) or registered_spec(env)
         entry_point: Any = spec.entry_point
         if isinstance(entry_point, str):
             entry_point = load_env_creator(entry_point)
@@ -127,6 +130,12 @@ def registered_spec(env_id: str) -> EnvSpec:
             "with gymnasium.register(id, entry_point=YourPromptEnv) before the config is built, or pass the "
             f"class itself. This library's own: {', '.join(sorted(BUNDLED))}."
         ) from error
+
+
+def registered(names: Iterable[Any]) -> dict[str, EnvSpec]:
+    """Return what the ids among the names mean in this process, for one in which they are not registered."""
+    ids = [name for name in names if isinstance(name, str)]
+    return {name: registry[name.rpartition(":")[2]] for name in ids if name.rpartition(":")[2] in registry}
 
 
 def unregistered_spec(name: str, entry_point: Callable[..., Any], kwargs: dict[str, Any]) -> EnvSpec:

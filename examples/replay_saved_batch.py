@@ -15,9 +15,10 @@ from pathlib import Path
 
 import ray
 
-from rlhf_algos.algorithms.compare import all_settings, compare_settings
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.analysis.compare import compare_settings
+from rlhf_algos.analysis.setting import all_settings
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.local_ray import start_ray
 

@@ -36,8 +36,19 @@ GROUP_OF_FILE = {
     "test_tiny_moe.py": "tiny model",
     "test_published_weights.py": "published weights",
 }
-# Tests of `algorithms` have learners in this process, which those of `rollout` leave without vLLM's process group.
-LONGEST_FIRST = ("end_to_end", "learner", "docs", "examples", "algorithms", "rollout", "commands", "packaging")
+# Tests of `algorithms` and `analysis` have learners in this process, which those of `rollout` leave without vLLM's
+# process group.
+LONGEST_FIRST = (
+    "end_to_end",
+    "learner",
+    "docs",
+    "examples",
+    "algorithms",
+    "analysis",
+    "rollout",
+    "commands",
+    "packaging",
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -78,19 +89,17 @@ def learner_pool(ray_session):
     Starting one takes longer than most tests; `DeepSpeedLearner.rebuild` leaves nothing of the last config.
     """
     # Here, so that tests without learners do not wait for DeepSpeed to be imported.
-    from rlhf_algos.algorithms.base.remote import on_learners
-    from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+    from rlhf_algos.driver.calls import on_learners
     from rlhf_algos.envs import make_prompt_env
-    from tests.recording_learners import RecordingCenteredLearner, RecordingLearner
+    from tests.recording_learners import RecordingLearner
 
     started = {}
     env = make_prompt_env("rlhf_algos/Addition-v0")
     spaces = {"default_policy": (env.observation_space, env.action_space)}
 
     def get(config):
-        is_centered = isinstance(config, ReinforceSCConfig)
-        key = (is_centered, config.num_learners)
-        config._learner_class = RecordingCenteredLearner if is_centered else RecordingLearner
+        key = config.num_learners
+        config.learners(learner_class=RecordingLearner)
         spec = config.get_multi_rl_module_spec(spaces=spaces)
         if key in started:
             on_learners(started[key], lambda learner: learner.rebuild(config, spec))

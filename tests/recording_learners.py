@@ -1,18 +1,9 @@
 """Learners that keep the full gradient of every optimizer step."""
 
-from rlhf_algos.algorithms.grpo.learner import GRPOLearner
-from rlhf_algos.algorithms.reinforce_sc.learner import ReinforceSCLearner
+from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
 
 
-class RecordingLearner(GRPOLearner):
-    """Keeps the full gradient of every optimizer step."""
-
-    def configure_optimizers_for_module(self, module_id, config=None):
-        super().configure_optimizers_for_module(module_id, config)
-        record_gradients(self)
-
-
-class RecordingCenteredLearner(ReinforceSCLearner):
+class RecordingLearner(DeepSpeedLearner):
     """Keeps the full gradient of every optimizer step."""
 
     def configure_optimizers_for_module(self, module_id, config=None):
@@ -28,7 +19,7 @@ def record_gradients(learner):
     def recording_step(*args, **kwargs):
         from deepspeed.utils import safe_get_full_grad
 
-        parameters = learner._causal_lm().named_parameters()
+        parameters = learner.causal_lm.named_parameters()
         learner.gradients.append({name: safe_get_full_grad(p).clone() for name, p in parameters})
         return step(*args, **kwargs)
 

@@ -37,7 +37,7 @@ def base() -> GRPOConfig:
         (lambda c: c.vllm(speculative_config={}), r"vllm\(speculative_config=...\) is refused"),
         (lambda c: c.vllm(structured_outputs_config={}), r"vllm\(structured_outputs_config=...\) is refused"),
         (lambda c: c.vllm(override_generation_config={}), r"vllm\(override_generation_config=...\) is refused"),
-        (lambda c: c.training(router_replay="r4"), r"Unknown router_replay 'r4'"),
+        (lambda c: c.training(router_replay="r4"), r"router_replay='r4' is unknown\. Names: none, r2, r3\."),
         (lambda c: c.training(clip_low=-0.1), r"clip_low=-0.1"),
         (lambda c: c.training(clip_high=float("inf")), r"clip_high=inf"),
         (lambda c: c.training(dual_clip=0.5), r"dual_clip=0.5"),

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from rlhf_algos.algorithms.base import resources
-from rlhf_algos.algorithms.base.resources import start_ray_if_needed
+from rlhf_algos.driver import placement
+from rlhf_algos.driver.placement import start_ray_if_needed
 from rlhf_algos.local_ray import running_cluster, start_ray
 
 
@@ -75,7 +75,7 @@ def test_which_ray_an_algorithm_is_built_on(noted, monkeypatch, cluster, initial
     calls = []
     monkeypatch.setattr("ray.is_initialized", lambda: initialized)
     monkeypatch.setattr("ray.init", lambda **options: calls.append(options))
-    monkeypatch.setattr(resources, "start_ray", lambda: calls.append("a Ray of its own"))
+    monkeypatch.setattr(placement, "start_ray", lambda: calls.append("a Ray of its own"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if variable:
         monkeypatch.setenv("RAY_ADDRESS", variable)

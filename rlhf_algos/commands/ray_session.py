@@ -54,7 +54,7 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
         return
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = address or os.environ.get("RAY_ADDRESS") or running_cluster()
-    with _standard_error_if_it_fails():
+    with standard_error_if_it_fails():
         ray.init(address=address, **quiet) if address else start_ray(**quiet)
     try:
         yield True
@@ -67,7 +67,7 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
 
 
 @contextmanager
-def _standard_error_if_it_fails() -> Iterator[None]:
+def standard_error_if_it_fails() -> Iterator[None]:
     """Holds back what is written to standard error, by C++ too: Ray announces there that it will be silent."""
     with tempfile.TemporaryFile() as held:
         sys.stderr.flush()

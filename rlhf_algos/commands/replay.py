@@ -8,18 +8,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-_COLUMNS = {
-    "loss": "loss",
-    "grad_norm": "gradient norm",
-    "cosine": "cosine",
-    "norm_ratio": "norm ratio",
-    "tis_clipfrac": "clipped",
-    "kept_signal": "kept signal",
-    "ess": "ess",
-    "mismatch_kl": "k3 KL",
-    "train_rollout_logprob_abs_diff": "mean |diff|",
-    "route_mismatch": "route mismatch",
-}
+from rlhf_algos.metrics import LEARNER, is_listed, metric_of
+
+_MISMATCH = ("mismatch_kl", "train_rollout_logprob_abs_diff")
+_COLUMNS = (
+    *("loss", "grad_norm", "cosine", "norm_ratio", "tis_clipfrac", "kept_signal", "ess"),
+    *_MISMATCH,
+    "route_mismatch",
+)
 
 
 def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,17 +54,18 @@ def run_replay(arguments: argparse.Namespace) -> int:
     """Prints the table; exit status 2 if the batches can't be used."""
     from rich.console import Console
 
-    from rlhf_algos.corrections import make_corrector
-
     errors = Console(stderr=True)
     try:
         # Before Ray and DeepSpeed are imported, which takes its time.
-        for name in [*arguments.correctors, arguments.reference]:
-            make_corrector(_spec(name))
+        from rlhf_algos.analysis.setting import Setting, all_settings
 
-        from rlhf_algos.algorithms.base.saved_batches import batch_files
-        from rlhf_algos.algorithms.compare import Setting, all_settings, compare_settings
+        for name in arguments.correctors:
+            Setting(_spec(name))
+        reference = Setting(_spec(arguments.reference))
+
+        from rlhf_algos.analysis.compare import compare_settings
         from rlhf_algos.batch import RolloutBatch
+        from rlhf_algos.driver.saved_batches import batch_files
 
         batch = RolloutBatch.concatenate(RolloutBatch.load(file) for file in batch_files(arguments.batches))
         if batch.routes is None and set(arguments.router_replay) - {"none"}:
@@ -85,7 +82,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
             [choice == "on" for choice in centering],
             arguments.router_replay,
         )
-        table = compare_settings(batch, settings, reference=Setting(_spec(arguments.reference)), model=arguments.model)
+        table = compare_settings(batch, settings, reference=reference, model=arguments.model)
         result: dict[str, Any] = {
             "batches": [str(path) for path in arguments.batches],
             "content_hash": batch.content_hash,
@@ -100,15 +97,14 @@ def run_replay(arguments: argparse.Namespace) -> int:
     _print_table(f"{batch.num_samples} responses, {batch.num_trained_tokens} trained tokens", table, _COLUMNS)
     if "mismatch" in result:
         parts = [{"setting": name} | values for name, values in result["mismatch"].items()]
-        columns = {"mean": "mean", "train_rollout_logprob_abs_diff": "mean |diff|", "mismatch_kl": "k3 KL"}
-        _print_table("log p - log q by part", parts, columns)
+        _print_table("log p - log q by part", parts, ("mean", *reversed(_MISMATCH)))
     if arguments.json:
         arguments.json.write_text(json.dumps(_without_nan(result), indent=1) + "\n")
     return 0
 
 
 def _parts(batch: Any, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    from rlhf_algos.algorithms.decomposition import decompose_mismatch
+    from rlhf_algos.analysis.decomposition import decompose_mismatch
 
     return decompose_mismatch(
         batch,
@@ -123,15 +119,17 @@ def _spec(text: str) -> Any:
     return json.loads(text) if text.lstrip().startswith("{") else text
 
 
-def _print_table(title: str, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+def _print_table(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = {key: name for key, name in columns.items() if any(key in row for row in rows)}
+    shown = [name for name in columns if any(name in row for row in rows)]
     table = Table(title=title)
     table.add_column("setting")
-    for name in shown.values():
-        table.add_column(name, justify="right")
+    for name in shown:
+        key = f"{LEARNER}/{name}"
+        # A comparison has numbers of its own, such as the cosine.
+        table.add_column(metric_of(key).column if is_listed(key) else name.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(row["setting"], *(f"{row[key]:.4g}" if key in row else "" for key in shown))
     console = Console()

@@ -13,16 +13,13 @@ from typing import Any
 
 import gymnasium
 
+from rlhf_algos.algorithms import ALGORITHMS
 from rlhf_algos.commands.config_file import ConfigFile, read_config_file
 from rlhf_algos.commands.errors import ConfigError, message_of
 from rlhf_algos.commands.grids import dotted, find_grids
 from rlhf_algos.commands.sections import SECTIONS, apply_sections, arguments_of, declared_in, require_known
 from rlhf_algos.commands.value_types import described, fits
 
-ALGORITHMS = {
-    "grpo": "rlhf_algos.algorithms.grpo.GRPO",
-    "reinforce_sc": "rlhf_algos.algorithms.reinforce_sc.ReinforceSC",
-}
 _TOP_LEVEL: dict[str, Any] = {"algorithm": str, "name": str, "iterations": int, "evaluate_every": int}
 # Entries with which a run folder's config.json says what it is.
 _MARKS = ("format", "format_version")
@@ -44,7 +41,7 @@ class RunConfig:
     """A configuration file, its top level checked.
 
     Attributes:
-        algorithm: "grpo", "reinforce_sc" or a dotted path.
+        algorithm: a name of `ALGORITHMS` or a dotted path.
         name: of the run folder.
         iterations: length of the run.
         evaluate_every: iterations between evaluations; 0 evaluates never.
@@ -176,7 +173,7 @@ def _check_top_level(values: Mapping[str, Any], file: ConfigFile) -> None:
 
 def _import_algorithm(run: RunConfig) -> tuple[type[Any], Any]:
     """The algorithm's class and a default config."""
-    from rlhf_algos.algorithms.base import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
+    from rlhf_algos.algorithms.interface import LanguageModelAlgorithm, LanguageModelAlgorithmConfig
 
     place = run.file.place("algorithm")
     module_name, _, name = ALGORITHMS.get(run.algorithm, run.algorithm).rpartition(".")

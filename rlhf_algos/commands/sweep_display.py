@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from rlhf_algos.commands.errors import message_of
-from rlhf_algos.commands.measures import MEASURES
+from rlhf_algos.commands.measures import MEASURES, heading_for, text_of
 from rlhf_algos.commands.train_display import Lines, Quiet
 from rlhf_algos.report.run_folder import flatten
 
@@ -110,9 +110,9 @@ class SweepTable(SweepDisplay):
         for heading in ("trial", "state", "iteration"):
             table.add_column(heading)
         for measure in shown:
-            table.add_column(measure.heading_for([trial.row for trial in self._shown.values()]), justify="right")
+            table.add_column(heading_for(measure, [trial.row for trial in self._shown.values()]), justify="right")
         for number, trial in sorted(self._shown.items()):
-            numbers = [measure.text(trial.row) for measure in shown]
+            numbers = [text_of(measure, trial.row) for measure in shown]
             table.add_row(f"{number} {trial.name}", trial.state, f"{trial.iteration}/{self._iterations}", *numbers)
         return table
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_algos.commands.errors import message_of
-from rlhf_algos.commands.measures import MEASURES, SECONDS
-from rlhf_algos.commands.trial_names import as_text, value_at
+from rlhf_algos.commands.measures import MEASURES, SECONDS, heading_for, text_of
+from rlhf_algos.commands.trial_names import value_at
+from rlhf_algos.plugins import as_text
 from rlhf_algos.report.run_folder import flatten
 
 
@@ -65,11 +66,11 @@ def table_of(trials: Sequence[TrialResult]) -> str:
     """Final values as aligned text."""
     shown = [m for m in MEASURES if m is not SECONDS and any(m.key in trial.row for trial in trials)]
     labels = list(trials[0].chosen) if trials else []
-    headings = [measure.heading_for([trial.row for trial in trials]) for measure in shown]
+    headings = [heading_for(measure, [trial.row for trial in trials]) for measure in shown]
     lines = [[*labels, "state", "iterations", *headings]]
     for trial in trials:
         iterations = f"{trial.row.get('training_iteration', 0):.0f}"
-        numbers = [measure.text(trial.row) or "-" for measure in shown]
+        numbers = [text_of(measure, trial.row) or "-" for measure in shown]
         lines.append([*trial.chosen.values(), trial.state, iterations, *numbers])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rlhf_algos.commands import exit_codes
 from rlhf_algos.commands.errors import ConfigError, message_of, write_traceback
 from rlhf_algos.commands.interrupts import deferred
-from rlhf_algos.commands.measures import EVALUATED, GREEDY, REWARD
+from rlhf_algos.commands.measures import EVALUATED, GREEDY, REWARD, heading_for, text_of
 from rlhf_algos.commands.ray_session import ray_session, set_environment
 from rlhf_algos.commands.run_config import RunConfig, read_run_config, require_no_grids
 from rlhf_algos.commands.train_display import TrainDisplay, train_display
@@ -81,20 +81,18 @@ def train(
 
 def _with_seed(config: Any) -> Any:
     """A run without a seed draws it here, so that what is recorded repeats the run."""
-    from rlhf_algos.algorithms.base.seeds import with_seed
+    from rlhf_algos.algorithms.seeds import with_seed
 
     return with_seed(config)
 
 
 def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, ray_address: str | None) -> bool:
     """Returns whether the run came to its end."""
-    from rlhf_algos.algorithms.base.resources import thread_summary
-
     display.say(
         f"Starting {run.algorithm}: Ray, {config.num_env_runners} rollout actor(s) with vLLM, "
         f"{config.num_learners} DeepSpeed learner(s) ..."
     )
-    display.say(f"Threads: {thread_summary(config)}.")
+    display.say(f"Threads: {config.placement().thread_summary()}.")
     with ray_session(ray_address) as our_ray:
         algorithm = config.build_algo()
         at_once = True
@@ -149,9 +147,9 @@ def _say_what_there_is(folder: RunFolder, display: TrainDisplay, *, quiet: bool)
     if evaluated:
         first, last = evaluated[0], evaluated[-1]
         for row in [first] if first is last else [first, last]:
-            greedy = f", greedy {GREEDY.text(row)}" if GREEDY.key in row else ""
-            heading = EVALUATED.heading_for([row]).capitalize()
-            display.say(f"{heading} after {row['iteration']:.0f} iterations: {EVALUATED.text(row)}{greedy}")
+            greedy = f", greedy {text_of(GREEDY, row)}" if GREEDY.key in row else ""
+            heading = heading_for(EVALUATED, [row]).capitalize()
+            display.say(f"{heading} after {row['iteration']:.0f} iterations: {text_of(EVALUATED, row)}{greedy}")
     for label, name in (("Trained model", MODEL), ("Plot", PLOT)):
         if (folder.path / name).exists():
             display.say(f"{label + ':':15}{folder.path / name}")

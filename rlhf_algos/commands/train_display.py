@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rlhf_algos.commands.measures import MEASURES, as_line
+from rlhf_algos.commands.measures import MEASURES, as_line, heading_for, text_of
 
 # Iterations in view on a terminal, and from which length of a run on not every iteration gets a line elsewhere.
 _IN_VIEW = 10
@@ -104,10 +104,10 @@ class LiveTable(Quiet):
     def _content(self) -> Group:
         shown = [m for m in MEASURES if any(m.key in row for _, row in self._rows)]
         table = Table(box=None, pad_edge=False)
-        for heading in ("iteration", *(measure.heading_for([row for _, row in self._rows]) for measure in shown)):
+        for heading in ("iteration", *(heading_for(measure, [row for _, row in self._rows]) for measure in shown)):
             table.add_column(heading, justify="right")
         for number, row in self._rows:
-            table.add_row(str(number), *(measure.text(row) for measure in shown))
+            table.add_row(str(number), *(text_of(measure, row) for measure in shown))
         return Group(table, self._progress) if self._rows else Group(self._progress)
 
 

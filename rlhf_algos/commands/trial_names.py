@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from rlhf_algos.plugins import as_text
 
 # Of a folder's name; file systems allow 255, and Tune's own files in it need a path that is not too long either.
 _LONGEST = 100
@@ -39,20 +40,6 @@ class TrialFolder:
         number = int(trial.trial_id.rpartition("_")[2]) + 1
         safe = re.sub(r"[^\w.=+,-]+", "", self.name(trial).replace(", ", ",").replace("(", "-"))
         return f"trial-{number}-{safe}"[:_LONGEST].rstrip("-,")
-
-
-def as_text(value: Any) -> str:
-    """A value of a configuration, short.
-
-    >>> as_text("tis"), as_text({"type": "tis", "high": 3.0}), as_text([1, None])
-    ('tis', 'tis(high=3.0)', '[1, null]')
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping) and isinstance(value.get("type"), str):
-        options = ", ".join(f"{key}={as_text(option)}" for key, option in value.items() if key != "type")
-        return f"{value['type']}({options})"
-    return json.dumps(value, default=str)
 
 
 def value_at(config: Mapping[str, Any], place: str) -> Any:

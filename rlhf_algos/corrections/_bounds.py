@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def require_bounds(corrector: object, low: float, high: float) -> None:
-    """Raise unless ``0 <= low <= high``, both finite numbers."""
+    """Raise unless `0 <= low <= high`, both finite numbers."""
     name = type(corrector).__name__
     _require_number(name, "low", low)
     _require_number(name, "high", high)
@@ -20,7 +20,7 @@ def require_bounds(corrector: object, low: float, high: float) -> None:
 
 
 def require_token_bounds(corrector: object, token_low: float | None, token_high: float | None) -> None:
-    """Raise unless each bound is None or a finite number, and ``0 <= token_low <= token_high``."""
+    """Raise unless each bound is None or a finite number, and `0 <= token_low <= token_high`."""
     name = type(corrector).__name__
     for option, value in (("token_low", token_low), ("token_high", token_high)):
         if value is not None:
@@ -35,9 +35,9 @@ def require_token_bounds(corrector: object, token_low: float | None, token_high:
 
 
 def outside(ratio: Tensor, low: float | None, high: float | None) -> Tensor:
-    """Where ``ratio`` lies outside ``[low, high]``; None is no bound. Any shape, bool; False where it is NaN.
+    """Where `ratio` lies outside `[low, high]`; None is no bound. Any shape, bool; False where it is NaN.
 
-    Both ends are inside, in the precision of ``ratio``: a float32 ratio of 0.4 is not below ``low=0.4``.
+    Both ends are inside, in the precision of `ratio`: a float32 ratio of 0.4 is not below `low=0.4`.
     """
     result = torch.zeros_like(ratio, dtype=torch.bool)
     if low is not None:

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf_algos.corrections.corrector import Correction, Corrector, clamped_ratio
+from rlhf_algos.corrections.corrector import Correction, Corrector
 from rlhf_algos.corrections.registry import CORRECTORS, CorrectorSpec, make_corrector
 from rlhf_algos.corrections.sequence_level import SequenceCorrector
+from rlhf_algos.objectives.ratios import clamped_ratio
 
 DTYPES = (torch.float32, torch.float64)
 GARBAGE = (float("nan"), float("inf"), float("-inf"), 1e30)
@@ -27,18 +28,18 @@ class Tokens(NamedTuple):
     loss_mask: Tensor  # [T] bool
 
     def at(self, index: Tensor) -> "Tokens":
-        """The tokens that ``index`` selects."""
+        """The tokens that `index` selects."""
         return Tokens(*(field[index] for field in self))
 
 
 def check_corrector(corrector: CorrectorSpec) -> None:
     """Check a corrector: elementwise if it says so, detached, finite, independent, and rebuilt by its settings.
 
-    A :class:`SequenceCorrector` must give all trained tokens of a response one weight. Any other corrector with
-    ``elementwise = False`` may weigh its tokens differently, but may not look beyond their response.
+    A `SequenceCorrector` must give all trained tokens of a response one weight. Any other corrector with
+    `elementwise = False` may weigh its tokens differently, but may not look beyond their response.
 
     Args:
-        corrector: an instance, or anything that ``make_corrector`` takes: a class, a name, a dotted path, a dict.
+        corrector: an instance, or anything that `make_corrector` takes: a class, a name, a dotted path, a dict.
 
     Raises:
         AssertionError: the first broken promise, with the corrector's name and the values.

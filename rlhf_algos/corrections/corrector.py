@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from abc import ABC, abstractmethod
-from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_dtype, require_flat, require_same_shape
-from rlhf_algos.objectives.policy_losses import LOG_RATIO_LIMIT
+from rlhf_algos.objectives.ratios import clamped_ratio
+from rlhf_algos.plugins import plugin_settings
 
 
 class Correction(NamedTuple):
@@ -23,56 +22,56 @@ class Correction(NamedTuple):
 
 
 class Corrector(ABC):
-    """A detached weight ``w = f(rho)`` for the loss of each sampled token (5.2).
+    """A detached weight `w = f(rho)` for the loss of each sampled token (5.2).
 
-    ``rho = p0 / q`` for PPO-clip losses and ``rho = sg(p) / q`` for REINFORCE losses (5.1): trainer over
-    sampler. Subclass it, write :meth:`weight`, and run :func:`~rlhf_algos.corrections.check_corrector`. Options
-    belong into the fields of a frozen dataclass; then ``settings()``, equality and ``repr`` need no code.
+    `rho = p0 / q` for PPO-clip losses and `rho = sg(p) / q` for REINFORCE losses (5.1): trainer over
+    sampler. Subclass it, write `weight`, and run `check_corrector`. Options
+    belong into the fields of a frozen dataclass; then `settings()`, equality and `repr` need no code.
     """
 
-    #: True: ``weight(ratio)`` looks at each ratio by itself, so score centering can apply it to head and tail.
-    #: False: a weight depends on more of its response than the token's own ratio; only :meth:`correct` can tell it.
+    #: True: `weight(ratio)` looks at each ratio by itself, so score centering can apply it to head and tail.
+    #: False: a weight depends on more of its response than the token's own ratio; only `correct` can tell it.
     elementwise: ClassVar[bool] = True
 
-    #: The short name in ``CORRECTORS``; None for a class outside of this library. Not inherited.
+    #: The short name in `CORRECTORS`; None for a class outside of this library. Not inherited.
     registered_name: ClassVar[str | None] = None
 
     @abstractmethod
     def weight(self, ratio: Tensor) -> Tensor:
-        """``f(rho)``, elementwise.
+        """`f(rho)`, elementwise.
 
         Args:
-            ratio: any shape (``[T]`` sampled tokens, ``[T, k]`` a head), float32 or float64, positive; not to be
+            ratio: any shape (`[T]` sampled tokens, `[T, k]` a head), float32 or float64, positive; not to be
                 changed in place.
 
         Returns:
-            Shape and dtype of ``ratio``; finite and at least 0.
+            Shape and dtype of `ratio`; finite and at least 0.
 
-        Gradient: none. The result is detached, whatever ``ratio`` is: a weight that carries a gradient optimizes
+        Gradient: none. The result is detached, whatever `ratio` is: a weight that carries a gradient optimizes
             another objective.
         """
 
     def correct(self, log_ratio: Tensor, sample_ids: Tensor, loss_mask: Tensor) -> Correction:
         """Weights and ratios of a batch of sampled tokens.
 
-        ``rho = exp(clamp(log_ratio, -20, 20))`` (5.6), ``w = f(rho)`` (5.2), at trained tokens. An untrained token
+        `rho = exp(clamp(log_ratio, -20, 20))` (5.6), `w = f(rho)` (5.2), at trained tokens. An untrained token
         has weight 1 and ratio 1 whatever stands there (NaN, infinity), since it is selected away before the
         arithmetic, and it influences no other token.
 
         Args:
-            log_ratio: ``[T]`` float32 or float64, ``log p0 - log q`` or ``log p - log q`` (5.1); detached here.
+            log_ratio: `[T]` float32 or float64, `log p0 - log q` or `log p - log q` (5.1); detached here.
                 An infinity is clamped like any other large number.
-            sample_ids: ``[T]`` int64, response of each token: any values in any order.
-            loss_mask: ``[T]`` bool, trained tokens.
+            sample_ids: `[T]` int64, response of each token: any values in any order.
+            loss_mask: `[T]` bool, trained tokens.
 
         Returns:
-            ``Correction``: ``weights`` ``[T]`` and ``ratios`` ``[T]`` in the dtype of ``log_ratio``.
+            `Correction`: `weights` `[T]` and `ratios` `[T]` in the dtype of `log_ratio`.
 
         Gradient: none.
 
         Raises:
             TypeError: wrong dtype.
-            ValueError: wrong rank or shape; a NaN at a trained token (names the sample); a :meth:`weight` that
+            ValueError: wrong rank or shape; a NaN at a trained token (names the sample); a `weight` that
                 returned another shape or dtype, or a value that is not finite.
         """
         ratios = clamped_ratio(trained_log_ratio(log_ratio, sample_ids, loss_mask))
@@ -81,27 +80,16 @@ class Corrector(ABC):
         return Correction(torch.where(loss_mask, weights.detach(), torch.ones_like(ratios)), ratios)
 
     def settings(self) -> dict[str, Any]:
-        """What ``make_corrector`` needs to build an equal corrector; JSON can hold it.
+        """What `make_corrector` needs to build an equal corrector; JSON can hold it.
 
         Returns:
-            ``{"type": name, option: value, ...}``; the type is the short name of one of ours, else
+            `{"type": name, option: value, ...}`; the type is the short name of one of ours, else
             "package.module.ClassName".
 
         Raises:
             TypeError: the class has options and is no dataclass, so they can't be found.
         """
-        cls = type(self)
-        # An inherited short name would build the parent.
-        name = vars(cls).get("registered_name") or f"{cls.__module__}.{cls.__qualname__}"
-        if is_dataclass(self):
-            return {"type": name} | {field.name: getattr(self, field.name) for field in fields(self) if field.init}
-        options = list(inspect.signature(cls).parameters)
-        if options:
-            raise TypeError(
-                f"{cls.__name__} takes {', '.join(options)} but is no dataclass, so settings() can't find their "
-                "values. Make it a frozen dataclass, or override settings()."
-            )
-        return {"type": name}
+        return plugin_settings(self)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.settings() == other.settings()
@@ -114,21 +102,16 @@ class Corrector(ABC):
         return f"{type(self).__name__}({options})"
 
 
-def clamped_ratio(log_ratio: Tensor) -> Tensor:
-    """``exp(clamp(log_ratio, -20, 20))`` (5.6): any shape, same dtype, never 0 and never infinite."""
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-
-
 def trained_log_ratio(log_ratio: Tensor, sample_ids: Tensor, loss_mask: Tensor) -> Tensor:
     """The checked, detached log-ratios; 0 at untrained tokens.
 
     Args:
-        log_ratio: ``[T]`` float32 or float64.
-        sample_ids: ``[T]`` int64.
-        loss_mask: ``[T]`` bool.
+        log_ratio: `[T]` float32 or float64.
+        sample_ids: `[T]` int64.
+        loss_mask: `[T]` bool.
 
     Returns:
-        ``[T]``, dtype of ``log_ratio``; may be infinite.
+        `[T]`, dtype of `log_ratio`; may be infinite.
 
     Gradient: none.
 

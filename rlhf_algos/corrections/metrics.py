@@ -14,20 +14,20 @@ def correction_metrics(correction: Correction, *, corrected: bool = True) -> dic
         tis_weight         w, the weight that was applied
         tis_zero_fraction  1 where w = 0, else 0: the fraction that was dropped
 
-    ``rho`` and ``w`` are those of the correction: of the token, or of its response for a sequence-level corrector
-    (then each response counts with its number of trained tokens). ``tis`` shows the mismatch and ``tis_weight``
-    what is left of it. Where nothing is corrected no weight was changed, so there is no ``tis_clipfrac``: compared
+    `rho` and `w` are those of the correction: of the token, or of its response for a sequence-level corrector
+    (then each response counts with its number of trained tokens). `tis` shows the mismatch and `tis_weight`
+    what is left of it. Where nothing is corrected no weight was changed, so there is no `tis_clipfrac`: compared
     with rho, the weight 1 would count nearly every token as changed.
 
     Untrained tokens must not enter a mean: take it over the loss mask. To combine micro-batches and ranks add
-    sums and counts (``TokenStatistics.add_mean(name, values, loss_mask)`` does); a mean of means is wrong.
+    sums and counts (`TokenStatistics.add_mean(name, values, loss_mask)` does); a mean of means is wrong.
 
     Args:
-        correction: result of ``Corrector.correct``.
-        corrected: False if it is ``NoCorrection``'s.
+        correction: result of `Corrector.correct`.
+        corrected: False if it is `NoCorrection`'s.
 
     Returns:
-        ``[T]`` tensors by name, dtype of the ratios.
+        `[T]` tensors by name, dtype of the ratios.
 
     Gradient: none.
     """

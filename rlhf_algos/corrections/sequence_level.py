@@ -11,11 +11,10 @@ from rlhf_algos.corrections._bounds import outside, require_bounds, require_toke
 from rlhf_algos.corrections.corrector import (
     Correction,
     Corrector,
-    clamped_ratio,
     require_weights,
     trained_log_ratio,
 )
-from rlhf_algos.objectives.policy_losses import LOG_RATIO_LIMIT
+from rlhf_algos.objectives.ratios import clamped_log_ratio, clamped_ratio
 
 Aggregate = Literal["geometric", "product"]
 
@@ -24,7 +23,7 @@ Aggregate = Literal["geometric", "product"]
 class SequenceCorrector(Corrector):
     """One weight per response, from the ratios of its trained tokens.
 
-    With ``d_t = clamp(log rho_t, -20, 20)`` (5.6) over the trained tokens of a response::
+    With `d_t = clamp(log rho_t, -20, 20)` (5.6) over the trained tokens of a response::
 
         rho = exp(clamp(mean d_t, -20, 20))     aggregate="geometric", the default     (5.5)
         rho = exp(clamp(sum d_t, -20, 20))      aggregate="product"                    (5.4)
@@ -46,7 +45,7 @@ class SequenceCorrector(Corrector):
 
     Raises:
         TypeError: a bound is no Python number.
-        ValueError: bounds out of order or not finite, or an unknown ``aggregate``.
+        ValueError: bounds out of order or not finite, or an unknown `aggregate`.
     """
 
     low: float = 0.0
@@ -66,7 +65,7 @@ class SequenceCorrector(Corrector):
 
     @abstractmethod
     def sequence_weight(self, ratio: Tensor) -> Tensor:
-        """``f(rho)`` of each response, elementwise: ``[R]``, float32 or float64, to the same, detached."""
+        """`f(rho)` of each response, elementwise: `[R]`, float32 or float64, to the same, detached."""
 
     def weight(self, ratio: Tensor) -> Tensor:
         """Refused: the weight of a token can't be told from its own ratio.
@@ -83,13 +82,13 @@ class SequenceCorrector(Corrector):
         """Weights and ratios of a batch of sampled tokens: those of the response, at each of its trained tokens.
 
         Args:
-            log_ratio: ``[T]`` float32 or float64, ``log p0 - log q`` or ``log p - log q`` (5.1); detached here.
-            sample_ids: ``[T]`` int64, response of each token: any values in any order, neighbours or not. All
+            log_ratio: `[T]` float32 or float64, `log p0 - log q` or `log p - log q` (5.1); detached here.
+            sample_ids: `[T]` int64, response of each token: any values in any order, neighbours or not. All
                 trained tokens of a response must be in one call.
-            loss_mask: ``[T]`` bool, trained tokens. What stands elsewhere is never read.
+            loss_mask: `[T]` bool, trained tokens. What stands elsewhere is never read.
 
         Returns:
-            ``Correction``: ``weights`` ``[T]`` and ``ratios`` ``[T]`` in the dtype of ``log_ratio``, both 1 at
+            `Correction`: `weights` `[T]` and `ratios` `[T]` in the dtype of `log_ratio`, both 1 at
             untrained tokens. Sums over tokens are made in float64.
 
         Gradient: none.
@@ -97,10 +96,10 @@ class SequenceCorrector(Corrector):
         Raises:
             TypeError: wrong dtype.
             ValueError: wrong rank or shape; a NaN at a trained token (names the sample); a bad
-                :meth:`sequence_weight`.
+                `sequence_weight`.
         """
         selected = trained_log_ratio(log_ratio, sample_ids, loss_mask)
-        token_log_ratio = selected[loss_mask].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)  # [N] trained tokens
+        token_log_ratio = clamped_log_ratio(selected[loss_mask])  # [N] trained tokens
         # R responses with a trained token; of_token [N] is the response of each trained token, counts [R].
         responses, of_token, counts = torch.unique(sample_ids[loss_mask], return_inverse=True, return_counts=True)
         totals = torch.zeros(responses.shape, dtype=torch.float64, device=log_ratio.device)
@@ -124,25 +123,25 @@ class SequenceCorrector(Corrector):
 
 @dataclass(frozen=True)
 class SequenceTIS(SequenceCorrector):
-    """The response's ratio truncated: ``f(rho) = clip(rho, low, high)``, for all its trained tokens.
+    """The response's ratio truncated: `f(rho) = clip(rho, low, high)`, for all its trained tokens.
 
-    The ratio is the geometric mean over the trained tokens unless ``aggregate="product"``; see
-    :class:`SequenceCorrector` for the definition, the options and the veto. Defaults: low 0, high 2, no veto.
+    The ratio is the geometric mean over the trained tokens unless `aggregate="product"`; see
+    `SequenceCorrector` for the definition, the options and the veto. Defaults: low 0, high 2, no veto.
     """
 
     registered_name: ClassVar[str | None] = "sequence_tis"
 
     def sequence_weight(self, ratio: Tensor) -> Tensor:
-        """``clip(ratio, low, high)``."""
+        """`clip(ratio, low, high)`."""
         return ratio.clamp(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class SequenceMask(SequenceCorrector):
-    """The response's ratio inside ``[low, high]``, both ends included, else 0, for all its trained tokens.
+    """The response's ratio inside `[low, high]`, both ends included, else 0, for all its trained tokens.
 
-    The ratio is the geometric mean over the trained tokens unless ``aggregate="product"``; see
-    :class:`SequenceCorrector` for the definition, the options and the veto. Defaults: low 0.5, high 2, no veto. A
+    The ratio is the geometric mean over the trained tokens unless `aggregate="product"`; see
+    `SequenceCorrector` for the definition, the options and the veto. Defaults: low 0.5, high 2, no veto. A
     response that is dropped stays in the denominator of the loss (4.3).
     """
 
@@ -150,5 +149,5 @@ class SequenceMask(SequenceCorrector):
     registered_name: ClassVar[str | None] = "sequence_mask"
 
     def sequence_weight(self, ratio: Tensor) -> Tensor:
-        """``ratio`` or 0."""
+        """`ratio` or 0."""
         return torch.where(outside(ratio, self.low, self.high), torch.zeros_like(ratio), ratio)

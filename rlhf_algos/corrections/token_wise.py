@@ -13,9 +13,9 @@ from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_dtype
 
 @dataclass(frozen=True)
 class NoCorrection(Corrector):
-    """``f(rho) = 1``: train as if the sampler were the trainer.
+    """`f(rho) = 1`: train as if the sampler were the trainer.
 
-    The ratios of its ``Correction`` are the real ones, so the metrics show what is left uncorrected.
+    The ratios of its `Correction` are the real ones, so the metrics show what is left uncorrected.
     """
 
     registered_name: ClassVar[str | None] = "none"
@@ -28,9 +28,9 @@ class NoCorrection(Corrector):
 
 @dataclass(frozen=True)
 class ImportanceSampling(Corrector):
-    """``f(rho) = rho``: unbiased at a fixed prefix, and as noisy as the largest ratio.
+    """`f(rho) = rho`: unbiased at a fixed prefix, and as noisy as the largest ratio.
 
-    The ratio is still clamped to ``[e^-20, e^20]`` when it is formed (5.6).
+    The ratio is still clamped to `[e^-20, e^20]` when it is formed (5.6).
     """
 
     registered_name: ClassVar[str | None] = "is"
@@ -43,10 +43,10 @@ class ImportanceSampling(Corrector):
 
 @dataclass(frozen=True)
 class TIS(Corrector):
-    """Truncated importance sampling: ``f(rho) = clip(rho, low, high)``.
+    """Truncated importance sampling: `f(rho) = clip(rho, low, high)`.
 
-    A token that the trainer finds much likelier than the sampler did keeps the weight ``high``. With ``low = 0``
-    the bias at a fixed prefix is ``-E_q[(rho - high) g 1{rho > high}]`` (5.3).
+    A token that the trainer finds much likelier than the sampler did keeps the weight `high`. With `low = 0`
+    the bias at a fixed prefix is `-E_q[(rho - high) g 1{rho > high}]` (5.3).
 
     Args:
         low: least weight.
@@ -54,7 +54,7 @@ class TIS(Corrector):
 
     Raises:
         TypeError: a bound is no Python number.
-        ValueError: not ``0 <= low <= high``, or not finite.
+        ValueError: not `0 <= low <= high`, or not finite.
     """
 
     low: float = 0.0
@@ -65,17 +65,17 @@ class TIS(Corrector):
         require_bounds(self, self.low, self.high)
 
     def weight(self, ratio: Tensor) -> Tensor:
-        """``clip(ratio, low, high)``: any shape, float32 or float64, detached; NaN stays NaN."""
+        """`clip(ratio, low, high)`: any shape, float32 or float64, detached; NaN stays NaN."""
         require_dtype("ratio", ratio, PRECISE_DTYPES)
         return ratio.detach().clamp(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class IcePop(Corrector):
-    """``f(rho) = rho`` inside ``[low, high]``, both ends included, and 0 outside (arXiv 2510.18855).
+    """`f(rho) = rho` inside `[low, high]`, both ends included, and 0 outside (arXiv 2510.18855).
 
     A token on which the two policies disagree too much is dropped; it stays in the denominator of the loss (4.3).
-    The bias at a fixed prefix is ``-E_q[rho g 1{rho outside}]`` (5.3).
+    The bias at a fixed prefix is `-E_q[rho g 1{rho outside}]` (5.3).
 
     Args:
         low: least ratio that is kept.
@@ -83,7 +83,7 @@ class IcePop(Corrector):
 
     Raises:
         TypeError: a bound is no Python number.
-        ValueError: not ``0 <= low <= high``, or not finite.
+        ValueError: not `0 <= low <= high`, or not finite.
     """
 
     low: float = 0.5
@@ -94,7 +94,7 @@ class IcePop(Corrector):
         require_bounds(self, self.low, self.high)
 
     def weight(self, ratio: Tensor) -> Tensor:
-        """``ratio`` or 0: any shape, float32 or float64, detached; NaN stays NaN."""
+        """`ratio` or 0: any shape, float32 or float64, detached; NaN stays NaN."""
         require_dtype("ratio", ratio, PRECISE_DTYPES)
         kept = ratio.detach()
         # A selection: an infinite ratio times 0 would be NaN.

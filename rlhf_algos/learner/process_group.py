@@ -94,6 +94,20 @@ def ensure_process_group() -> None:
     deepspeed_join()
 
 
+def reduce_device() -> str:
+    """Where tensors must be that all ranks combine."""
+    return "cuda" if distributed.get_backend() == "nccl" else "cpu"
+
+
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor that every rank has, on the CPU; all ranks call it."""
+    if distributed.get_world_size() == 1:
+        return values
+    shared = values.to(reduce_device())
+    distributed.all_reduce(shared)
+    return shared.cpu()
+
+
 def deepspeed_join() -> None:
     """Lets DeepSpeed adopt the torch process group that exists."""
     from rlhf_algos.learner.accelerator import deepspeed

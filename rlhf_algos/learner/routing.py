@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,21 +11,21 @@ import torch
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.learner.packing import MicroBatch
 from rlhf_algos.learner.statistics import TokenStatistics
-from rlhf_algos.routing_replay import ReplayScope, RouteReplayer, make_router_replay, route_dtype, route_mismatch
+from rlhf_algos.routing_replay import ReplayScope, RouteReplayer, RouterReplay, route_dtype, route_mismatch
 
 
 class Routing:
-    """The configured `RouterReplay`, applied to the passes of one update.
+    """A `RouterReplay`, applied to the passes of one update.
 
     Args:
         replayer: of the trainer's model; None if the configuration handles no routes.
-        router_replay: the configuration's value.
+        replay: what is replayed.
         statistics: gets `route_mismatch`, the same per layer, and `replayed_fraction`.
     """
 
-    def __init__(self, replayer: RouteReplayer | None, router_replay: Any, statistics: TokenStatistics) -> None:
+    def __init__(self, replayer: RouteReplayer | None, replay: RouterReplay, statistics: TokenStatistics) -> None:
         self._replayer = replayer
-        self._replay = make_router_replay(router_replay)
+        self._replay = replay
         self._statistics = statistics
 
     @property

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import distributed
 
+from rlhf_algos.learner.process_group import reduce_device
+
 
 class TokenStatistics:
     """Accumulates sums, means and maxima over the trained tokens of one update."""
@@ -55,8 +57,7 @@ def _all_reduce(values: dict[str, torch.Tensor], operation: distributed.ReduceOp
     names = sorted(values)
     stacked = torch.stack([values[name].cpu() for name in names])
     if distributed.is_initialized() and distributed.get_world_size() > 1:
-        backend_device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-        stacked = stacked.to(backend_device)
+        stacked = stacked.to(reduce_device())
         distributed.all_reduce(stacked, op=operation)
         stacked = stacked.cpu()
     return dict(zip(names, stacked.unbind(), strict=True))

@@ -13,7 +13,8 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from torch import distributed, nn
 
 from rlhf_algos.learner.accelerator import deepspeed
-from rlhf_algos.learner.checkpoint import save_checkpoint
+from rlhf_algos.learner.export import export_model
+from rlhf_algos.learner.settings import LearnerSettings
 from rlhf_algos.weight_sync import checkpoint_layout
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 class WeightsOfLearner(TorchLearner):
     """Gathers, names and saves the weights of a `LanguageModelModule`."""
 
+    settings: LearnerSettings
     _stored_copies: dict[str, str]
 
     @property
@@ -37,10 +39,10 @@ class WeightsOfLearner(TorchLearner):
         gathers with collectives), and a tensor is only valid until the next one is asked for. Of tied parameters the
         first is given. Buffers (the correction bias of a router) are whole on every rank.
         """
-        for name, parameter in self._causal_lm().named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=self.config.zero_stage == 3):
+        for name, parameter in self.causal_lm.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self.settings.zero_stage == 3):
                 yield name, parameter.detach()
-        yield from persistent_buffers(self._causal_lm())
+        yield from persistent_buffers(self.causal_lm)
 
     def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
         """What stands in the starting checkpoint, under its names, on rank 0; empty on other ranks. All ranks call it.
@@ -60,8 +62,8 @@ class WeightsOfLearner(TorchLearner):
 
         When the learner is built, as the rollout actors do: a save may later replace the checkpoint.
         """
-        tied: dict[str, str] = self._causal_lm().all_tied_weights_keys
-        stored = checkpoint_layout(self.config.model_path()) if tied else {}
+        tied: dict[str, str] = self.causal_lm.all_tied_weights_keys
+        stored = checkpoint_layout(self.settings.model) if tied else {}
         self._stored_copies = {copy: original for copy, original in tied.items() if {copy, original} <= stored.keys()}
 
     def _tensors_once(self) -> dict[str, torch.Tensor]:
@@ -72,16 +74,18 @@ class WeightsOfLearner(TorchLearner):
         for name, tensor in self.named_weights():
             if self.rank == 0:
                 # A ZeRO-3 tensor is released again when the loop goes on.
-                tensors[name] = tensor.clone() if self.config.zero_stage == 3 else tensor
-        return revert_weight_conversion(self._causal_lm(), tensors) if self.rank == 0 else {}
+                tensors[name] = tensor.clone() if self.settings.zero_stage == 3 else tensor
+        return revert_weight_conversion(self.causal_lm, tensors) if self.rank == 0 else {}
 
     def save_pretrained(self, path: str) -> None:
         """Writes the model as a Hugging Face directory, in the trainer's dtype (rank 0; all ranks call it)."""
         tensors = self._tensors_once()
         if self.rank == 0:
-            save_checkpoint(self._causal_lm(), tensors, source=self.config.model_path(), path=Path(path))
+            export_model(self.causal_lm, tensors, source=self.settings.model, path=Path(path))
 
-    def _causal_lm(self) -> PreTrainedModel:
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        """The trained model; with ZeRO-3 its parameters are on this rank only in part."""
         return self.module[DEFAULT_MODULE_ID].policy.causal_lm
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from rlhf_algos.objectives.advantages import group_advantages, zero_std_group_fraction
 from rlhf_algos.objectives.chunked_logprobs import ChunkedLogprobs, chunked_logprobs
 from rlhf_algos.objectives.kl_penalty import kl_estimate
-from rlhf_algos.objectives.mismatch import combine_mismatch, finalize_mismatch, mismatch_sums
-from rlhf_algos.objectives.policy_losses import ppo_clip_loss, reinforce_loss
-from rlhf_algos.objectives.reduction import loss_weights, reduce_loss, zero_untrained
+from rlhf_algos.objectives.mismatch import finalize_mismatch, mismatch_sums
+from rlhf_algos.objectives.policy_losses import ppo_clip_loss, reinforce_loss, sequence_clip_loss
+from rlhf_algos.objectives.reduction import loss_weights, reduce_loss
 from rlhf_algos.objectives.score_centering import (
     centered_reinforce_loss,
     renormalize_on_support,
@@ -16,7 +16,6 @@ __all__ = [
     "ChunkedLogprobs",
     "centered_reinforce_loss",
     "chunked_logprobs",
-    "combine_mismatch",
     "finalize_mismatch",
     "group_advantages",
     "kl_estimate",
@@ -27,6 +26,6 @@ __all__ = [
     "reinforce_loss",
     "renormalize_on_support",
     "score_centering_term",
+    "sequence_clip_loss",
     "zero_std_group_fraction",
-    "zero_untrained",
 ]

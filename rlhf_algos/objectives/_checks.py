@@ -9,26 +9,26 @@ PRECISE_DTYPES = (torch.float32, torch.float64)
 
 
 def require_flat(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raise unless ``tensor`` has one dimension and one of ``dtypes``."""
+    """Raise unless `tensor` has one dimension and one of `dtypes`."""
     require_rank(name, tensor, 1)
     require_dtype(name, tensor, dtypes)
 
 
 def require_rank(name: str, tensor: Tensor, rank: int) -> None:
-    """Raise ``ValueError`` unless ``tensor`` has ``rank`` dimensions."""
+    """Raise `ValueError` unless `tensor` has `rank` dimensions."""
     if tensor.dim() != rank:
         raise ValueError(f"{name} must have {rank} dimension(s); got shape {tuple(tensor.shape)}")
 
 
 def require_dtype(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raise ``TypeError`` unless the dtype of ``tensor`` is one of ``dtypes``."""
+    """Raise `TypeError` unless the dtype of `tensor` is one of `dtypes`."""
     if tensor.dtype not in dtypes:
         expected = " or ".join(str(dtype) for dtype in dtypes)
         raise TypeError(f"{name} must be {expected}; got {tensor.dtype}")
 
 
 def require_same_shape(**tensors: Tensor) -> None:
-    """Raise ``ValueError`` unless all shapes are that of the first: nothing broadcasts in silence."""
+    """Raise `ValueError` unless all shapes are that of the first: nothing broadcasts in silence."""
     (first_name, first), *others = tensors.items()
     for name, tensor in others:
         if tensor.shape != first.shape:
@@ -38,7 +38,7 @@ def require_same_shape(**tensors: Tensor) -> None:
 
 
 def require_range(name: str, indices: Tensor, size: int) -> None:
-    """Raise ``IndexError`` unless every index lies in ``[0, size)``."""
+    """Raise `IndexError` unless every index lies in `[0, size)`."""
     if indices.numel() == 0:
         return
     low, high = (int(bound) for bound in torch.aminmax(indices))

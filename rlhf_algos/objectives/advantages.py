@@ -27,7 +27,7 @@ def group_advantages(
 ) -> Tensor:
     """How much better a response is than the others to the same prompt.
 
-    With the mean and the population standard deviation over the group of ``i``::
+    With the mean and the population standard deviation over the group of `i`::
 
         A_i = (R_i - mean) / (std + eps)              normalize_std=True                          (2.1)
         A_i = R_i - mean                              normalize_std=False                         (2.2)
@@ -38,17 +38,17 @@ def group_advantages(
     population form here.
 
     Args:
-        rewards: ``[B]`` float32 or float64.
-        group_ids: ``[B]`` int64, any values; equal ids are one group, also when the samples are not
+        rewards: `[B]` float32 or float64.
+        group_ids: `[B]` int64, any values; equal ids are one group, also when the samples are not
             neighbours.
-        normalize_std: divide by ``std + eps``.
+        normalize_std: divide by `std + eps`.
         leave_one_out: compare with the mean of the other members only. It is an unbiased baseline because it
             does not contain the sample itself; dividing by a std that does would undo that, so it is refused
-            together with ``normalize_std``.
-        eps: added to the standard deviation; used only with ``normalize_std``.
+            together with `normalize_std`.
+        eps: added to the standard deviation; used only with `normalize_std`.
 
     Returns:
-        ``[B]``, dtype of ``rewards``; computed in float64. Give rewards as float64: in float32, 16777216 and
+        `[B]`, dtype of `rewards`; computed in float64. Give rewards as float64: in float32, 16777216 and
         16777217 are one number before anything is computed.
 
     Gradient: none, the result is detached.
@@ -56,7 +56,7 @@ def group_advantages(
     Raises:
         TypeError: wrong dtype.
         ValueError: wrong rank or shape; a reward that is not finite (names the sample); a group of one sample
-            (names the group); ``normalize_std`` with ``leave_one_out``; ``eps`` negative or not finite; rewards
+            (names the group); `normalize_std` with `leave_one_out`; `eps` negative or not finite; rewards
             so far apart that an advantage exceeds the dtype (names the group and its rewards).
     """
     _check_rewards(rewards, group_ids)
@@ -93,8 +93,8 @@ def zero_std_group_fraction(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Fraction of groups whose rewards are all equal, which therefore teach nothing (MATH 2).
 
     Args:
-        rewards: ``[B]`` float32 or float64.
-        group_ids: ``[B]`` int64.
+        rewards: `[B]` float32 or float64.
+        group_ids: `[B]` int64.
 
     Returns:
         Scalar float32. To combine it over batches, weight it by their numbers of groups.
@@ -139,7 +139,7 @@ def _refuse_single_member(groups: _Groups) -> None:
 
 
 def _power_of_two_of_group(values: Tensor, groups: _Groups) -> Tensor:
-    """``[N]``, the largest power of two up to the largest magnitude in each group; 1 where all are 0."""
+    """`[N]`, the largest power of two up to the largest magnitude in each group; 1 where all are 0."""
     largest = values.new_zeros(groups.ids.shape).scatter_reduce(0, groups.of_sample, values.abs(), "amax")
     mantissa, _ = torch.frexp(largest)
     return torch.where(largest > 0, largest / (2 * mantissa), torch.ones_like(largest))

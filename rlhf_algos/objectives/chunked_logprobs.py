@@ -1,4 +1,4 @@
-"""Log-probabilities straight from hidden states, without ever holding ``[T, V]`` logits."""
+"""Log-probabilities straight from hidden states, without ever holding `[T, V]` logits."""
 
 import math
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlhf_algos.objectives._checks import require_dtype, require_flat, require_range, require_rank
-from rlhf_algos.objectives._chunked_projection import (
+from rlhf_algos.objectives.chunked_projection import (
     ChunkedProjection,
     ProjectionGradients,
     ProjectionSettings,
@@ -22,7 +22,7 @@ MIN_CHUNK_SIZE = 128
 
 
 class ChunkedLogprobs(NamedTuple):
-    """Result of :func:`chunked_logprobs`; float32 (float64 for float64 inputs)."""
+    """Result of `chunked_logprobs`; float32 (float64 for float64 inputs)."""
 
     logprobs: Tensor  # [T] of the targets
     head_logprobs: Tensor | None  # [T, k] of head_ids
@@ -40,9 +40,9 @@ def chunked_logprobs(
     with_entropy: bool = False,
     chunk_size: int | None = None,
 ) -> ChunkedLogprobs:
-    """Log-probabilities of given tokens under ``softmax((hidden @ weight.T + bias) / temperature)``.
+    """Log-probabilities of given tokens under `softmax((hidden @ weight.T + bias) / temperature)`.
 
-    With ``x_v = (h . W_v + b_v) / temperature`` and ``L = logsumexp_v x_v`` over the full vocabulary, the
+    With `x_v = (h . W_v + b_v) / temperature` and `L = logsumexp_v x_v` over the full vocabulary, the
     distribution of MATH 1::
 
         logprobs_t      = x_{target_t} - L_t
@@ -50,8 +50,8 @@ def chunked_logprobs(
         entropy_t       = -sum_v p_v log p_v
 
     Forward and backward both walk over slices of the vocabulary; logits are computed twice, and kept never.
-    What is saved for the backward pass is the inputs and ``L`` (and the entropy), all of size ``[T, H]``,
-    ``[V, H]`` or less. Vocabulary slices rather than token slices: each row of the weight's gradient is then
+    What is saved for the backward pass is the inputs and `L` (and the entropy), all of size `[T, H]`,
+    `[V, H]` or less. Vocabulary slices rather than token slices: each row of the weight's gradient is then
     written once, not summed over slices, so that it needs no float32 copy when the weight is bfloat16.
 
     Matrix products run in the inputs' dtype and everything after them in float32 (float64 for float64). On a
@@ -59,32 +59,32 @@ def chunked_logprobs(
     before.
 
     Args:
-        hidden: ``[T, H]`` float32, float64, bfloat16 or float16. ``T = 0`` is allowed.
-        weight: ``[V, H]``, dtype of ``hidden``: the language-model head. May be a parameter whose ``.data``
+        hidden: `[T, H]` float32, float64, bfloat16 or float16. `T = 0` is allowed.
+        weight: `[V, H]`, dtype of `hidden`: the language-model head. May be a parameter whose `.data`
             is re-pointed between forward and backward, as DeepSpeed ZeRO-3 does.
-        targets: ``[T]`` int64 in ``[0, V)``: the sampled tokens. ``-100`` is refused: drop such positions
+        targets: `[T]` int64 in `[0, V)`: the sampled tokens. `-100` is refused: drop such positions
             before.
         temperature: that of the sampler; positive.
-        bias: ``[V]``, dtype of ``hidden``.
-        head_ids: ``[T, k]`` int64 in ``[0, V)``; may repeat a token.
+        bias: `[V]`, dtype of `hidden`.
+        head_ids: `[T, k]` int64 in `[0, V)`; may repeat a token.
         with_entropy: also return the entropy.
         chunk_size: vocabulary entries per slice; by default 64 MiB of float32 logits. It changes time and
             memory, and the result only by rounding. All logits must be finite.
 
     Returns:
-        :class:`ChunkedLogprobs`: ``logprobs`` ``[T]``, ``head_logprobs`` ``[T, k]`` or None, ``entropy``
-        ``[T]`` or None; float32, or float64 for float64 inputs.
+        `ChunkedLogprobs`: `logprobs` `[T]`, `head_logprobs` `[T, k]` or None, `entropy`
+        `[T]` or None; float32, or float64 for float64 inputs.
 
-    Gradient: through ``hidden``, ``weight`` and ``bias``, from all three results; computed only where
+    Gradient: through `hidden`, `weight` and `bias`, from all three results; computed only where
         required, in
-    the dtype of each input. With ``g``, ``g_j`` and ``e`` the gradients of target, head entries and entropy
-    ``S``: ``dx_v = g 1{v = target} + sum_j g_j 1{v = head_j} - p_v (g + sum_j g_j) - e p_v (log p_v + S)``.
+    the dtype of each input. With `g`, `g_j` and `e` the gradients of target, head entries and entropy
+    `S`: `dx_v = g 1{v = target} + sum_j g_j 1{v = head_j} - p_v (g + sum_j g_j) - e p_v (log p_v + S)`.
     It can't be differentiated twice.
 
     Raises:
-        TypeError: wrong dtype, or ``hidden`` and ``weight`` (or ``bias``) of different dtypes.
+        TypeError: wrong dtype, or `hidden` and `weight` (or `bias`) of different dtypes.
         ValueError: wrong rank or shape, a temperature or chunk size that is not positive.
-        IndexError: a target or head id outside ``[0, V)``.
+        IndexError: a target or head id outside `[0, V)`.
     """
     _check_projection(hidden, weight, bias)
     _check_ids(targets, head_ids, *hidden.shape[:1], vocabulary=weight.shape[0])
@@ -156,7 +156,7 @@ class _Upstream(NamedTuple):
     entropy: Tensor | None
 
     def total(self) -> Tensor | None:
-        """``[T]``: factor of ``-p_v``, the gradient that all chosen entries send through the logsumexp."""
+        """`[T]`: factor of `-p_v`, the gradient that all chosen entries send through the logsumexp."""
         head = None if self.grad_head is None else self.grad_head.sum(1)
         if self.grad is None or head is None:
             return head if self.grad is None else self.grad
@@ -164,7 +164,7 @@ class _Upstream(NamedTuple):
 
 
 def _to_gradient_in_place(chunk: Tensor, start: int, whole: bool, upstream: _Upstream) -> None:
-    """Turn tempered logits ``[T, slice]`` into their gradient, in the memory of the logits."""
+    """Turn tempered logits `[T, slice]` into their gradient, in the memory of the logits."""
     log_probability = chunk.sub_(upstream.lse[:, None])
     total = upstream.total()
     if upstream.grad_entropy is None or upstream.entropy is None:
@@ -183,7 +183,7 @@ def _to_gradient_in_place(chunk: Tensor, start: int, whole: bool, upstream: _Ups
 
 
 def _logsumexp_in_place(chunk: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """``[T]`` logsumexp and entropy of the distribution within the chunk, whose memory is overwritten."""
+    """`[T]` logsumexp and entropy of the distribution within the chunk, whose memory is overwritten."""
     highest = chunk.amax(1)
     chunk.sub_(highest[:, None])
     if not with_entropy:
@@ -209,7 +209,7 @@ def _combine_chunks(chunk_lse: list[Tensor], chunk_entropy: list[Tensor | None])
 
 
 def _gather_into(result: Tensor, chunk: Tensor, ids: Tensor, start: int, whole: bool) -> None:
-    """Copy ``chunk`` at those ``ids`` that lie in it into ``result``, both ``[T, k]``."""
+    """Copy `chunk` at those `ids` that lie in it into `result`, both `[T, k]`."""
     if whole:
         torch.gather(chunk, 1, ids, out=result)
         return
@@ -218,7 +218,7 @@ def _gather_into(result: Tensor, chunk: Tensor, ids: Tensor, start: int, whole: 
 
 
 def _scatter_add(chunk: Tensor, ids: Tensor, values: Tensor, start: int, whole: bool) -> None:
-    """Add ``values`` to ``chunk`` at those ``ids`` that lie in it, both ``[T, k]``."""
+    """Add `values` to `chunk` at those `ids` that lie in it, both `[T, k]`."""
     if whole:
         chunk.scatter_add_(1, ids, values)
         return

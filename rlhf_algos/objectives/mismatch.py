@@ -4,19 +4,18 @@ import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import PRECISE_DTYPES, require_flat, require_same_shape
+from rlhf_algos.objectives.ratios import clamped_log_ratio
 
-# MATH 5.6.
-LOG_RATIO_LIMIT = 20.0
 RATIO_LOW, RATIO_HIGH = 0.5, 2.0
 
-#: Entries of the result of :func:`mismatch_sums` that combine by maximum; all others combine by addition.
+#: Entries of the result of `mismatch_sums` that combine by maximum; all others combine by addition.
 MAX_ENTRIES = frozenset({"abs_diff_max"})
 
 
 def mismatch_sums(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
-    """Totals over the trained tokens, from which :func:`finalize_mismatch` makes the metrics.
+    """Totals over the trained tokens, from which `finalize_mismatch` makes the metrics.
 
-    With ``d = log p0 - log q`` and ``rho = exp(clamp(d, -20, 20))`` (5.6), over trained tokens::
+    With `d = log p0 - log q` and `rho = exp(clamp(d, -20, 20))` (5.6), over trained tokens::
 
         token_count       N                 combine by addition
         abs_diff_sum      sum |d|           addition
@@ -27,13 +26,12 @@ def mismatch_sums(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Ten
         ratio_square_sum  sum rho^2         addition
         outside_count     number of rho outside [0.5, 2], both ends counted as inside; addition
 
-    Totals, not means: a mean of the means of unequal micro-batches is wrong. :func:`combine_mismatch` adds
-    two.
+    Totals, not means: a mean of the means of unequal micro-batches is wrong.
 
     Args:
-        old_logprobs: ``[T]`` float32 or float64, log p0.
-        rollout_logprobs: ``[T]`` float32 or float64, log q of the sampled token.
-        loss_mask: ``[T]`` bool, trained tokens. What stands elsewhere is never read.
+        old_logprobs: `[T]` float32 or float64, log p0.
+        rollout_logprobs: `[T]` float32 or float64, log q of the sampled token.
+        loss_mask: `[T]` bool, trained tokens. What stands elsewhere is never read.
 
     Returns:
         Scalars, float64.
@@ -43,7 +41,7 @@ def mismatch_sums(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Ten
     Raises:
         TypeError: wrong dtype.
         ValueError: wrong rank or shape, or a log-probability at a trained token that is NaN or infinite; it
-            names the first such position in ``[0, T)``, which the caller turns into a sample.
+            names the first such position in `[0, T)`, which the caller turns into a sample.
     """
     require_flat("old_logprobs", old_logprobs, PRECISE_DTYPES)
     require_flat("rollout_logprobs", rollout_logprobs, PRECISE_DTYPES)
@@ -54,7 +52,7 @@ def mismatch_sums(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Ten
 
     difference = old - rollout
     magnitude = difference.abs()
-    log_ratio = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio = clamped_log_ratio(difference)
     ratio = log_ratio.exp()
     zero = difference.new_zeros(())
     return {
@@ -70,43 +68,20 @@ def mismatch_sums(old_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Ten
     }
 
 
-def combine_mismatch(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Totals of two disjoint sets of tokens taken together (micro-batches, ranks): sums, and one maximum.
-
-    Args:
-        first: result of :func:`mismatch_sums` or of this function.
-        second: another one.
-
-    Returns:
-        Scalars, float64. The empty set's totals change nothing.
-
-    Gradient: none.
-
-    Raises:
-        KeyError: the two do not have the same entries.
-    """
-    if first.keys() != second.keys():
-        raise KeyError(f"totals must have the same entries; got {sorted(first)} and {sorted(second)}")
-    return {
-        name: torch.maximum(value, second[name]) if name in MAX_ENTRIES else value + second[name]
-        for name, value in first.items()
-    }
-
-
 def finalize_mismatch(sums: dict[str, Tensor]) -> dict[str, float]:
     """The metrics of MATH 9 from the totals of all trained tokens of the optimizer batch.
 
-    - ``train_rollout_logprob_abs_diff``: mean of ``|log p0 - log q|``.
-    - ``train_rollout_logprob_abs_diff_max``: its maximum.
-    - ``mismatch_kl``: k3, mean of ``rho - 1 - log rho``; estimates ``KL(q || p0)``, never negative.
-    - ``mismatch_kl_k1``: mean of ``log q - log p0``; estimates the same ``KL(q || p0)``: positive when the
+    - `train_rollout_logprob_abs_diff`: mean of `|log p0 - log q|`.
+    - `train_rollout_logprob_abs_diff_max`: its maximum.
+    - `mismatch_kl`: k3, mean of `rho - 1 - log rho`; estimates `KL(q || p0)`, never negative.
+    - `mismatch_kl_k1`: mean of `log q - log p0`; estimates the same `KL(q || p0)`: positive when the
       sampler found its own tokens likelier than the trainer does.
-    - ``ess``: ``(sum rho)^2 / (N sum rho^2)``, effective sample size as a fraction of N, 1 if all rho are
+    - `ess`: `(sum rho)^2 / (N sum rho^2)`, effective sample size as a fraction of N, 1 if all rho are
       equal.
-    - ``ratio_outside_fraction``: fraction of tokens with rho outside [0.5, 2].
+    - `ratio_outside_fraction`: fraction of tokens with rho outside [0.5, 2].
 
     Args:
-        sums: result of :func:`mismatch_sums`, perhaps combined.
+        sums: result of `mismatch_sums`, perhaps of several parts combined as it says.
 
     Returns:
         The metrics as Python numbers; empty if no token was trained (absent, not 0 and not NaN).

@@ -2,7 +2,7 @@
 
 For research and for tests: what a weight and a centering do to mean, variance and bias of the gradient at one prefix,
 as exact numbers. Nothing here is shared with the losses, which are tested against it: scores are written out as
-``s_a = e_a - p``, and the sampler's modelled tail is summed over the whole vocabulary instead of being folded into the
+`s_a = e_a - p`, and the sampler's modelled tail is summed over the whole vocabulary instead of being folded into the
 head.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_algos.objectives._checks import require_flat, require_same_shape
-from rlhf_algos.objectives.policy_losses import LOG_RATIO_LIMIT
+from rlhf_algos.objectives.ratios import clamped_ratio
 
 Centering = Literal["none", "exact", "head"]
 CENTERINGS = ("none", "exact", "head")
@@ -45,9 +45,9 @@ def estimator_moments(
     sampled_from: SampledFrom = "rollout",
     tail_floor: float = 1e-6,
 ) -> GradientMoments:
-    """Exact moments of ``g_a = A_a (w_a s_a - mu_w)`` over the choice of the token ``a``.
+    """Exact moments of `g_a = A_a (w_a s_a - mu_w)` over the choice of the token `a`.
 
-    With ``p = softmax(logits)``, ``s_a = e_a - p``, ``w_a = f(exp(clamp(log p_a - log q_a, -20, 20)))`` (5.2, 5.6)::
+    With `p = softmax(logits)`, `s_a = e_a - p`, `w_a = f(exp(clamp(log p_a - log q_a, -20, 20)))` (5.2, 5.6)::
 
         none:   mu_w = 0
         exact:  mu_w = sum_v q_v w_v s_v                                     (7.2)
@@ -60,25 +60,25 @@ def estimator_moments(
     Score centering: https://arxiv.org/abs/2609.20807.
 
     Args:
-        logits: ``[V]`` float64, of the trainer.
-        rollout_probs: ``[V]`` float64, q: at least 0, sum 1.
-        advantages: ``[V]`` float64, that of each choice; any function of the choice will do.
-        weight_fn: ``f``, elementwise: tensor of ratios to tensor of weights, same shape.
-        centering: which ``mu_w`` is taken off.
+        logits: `[V]` float64, of the trainer.
+        rollout_probs: `[V]` float64, q: at least 0, sum 1.
+        advantages: `[V]` float64, that of each choice; any function of the choice will do.
+        weight_fn: `f`, elementwise: tensor of ratios to tensor of weights, same shape.
+        centering: which `mu_w` is taken off.
         head_size: k for "head", at least 1: the head is the k most probable tokens under q (of equal ones the first),
-            without those of probability 0. With ``k >= V`` this is "exact" (7.8). Refused elsewhere.
-        sampled_from: whose choices the moments are over. The weights and ``mu_w`` stay those of the sampler q.
+            without those of probability 0. With `k >= V` this is "exact" (7.8). Refused elsewhere.
+        sampled_from: whose choices the moments are over. The weights and `mu_w` stay those of the sampler q.
         tail_floor: least mass of either tail; in (0, 1).
 
     Returns:
-        :class:`GradientMoments`, float64.
+        `GradientMoments`, float64.
 
     Gradient: none.
 
     Raises:
         TypeError: wrong dtype.
-        ValueError: wrong rank or shape, ``rollout_probs`` that is no distribution, an unknown name, ``head_size``
-            missing, out of place or below 1, or ``tail_floor`` outside (0, 1).
+        ValueError: wrong rank or shape, `rollout_probs` that is no distribution, an unknown name, `head_size`
+            missing, out of place or below 1, or `tail_floor` outside (0, 1).
     """
     _check_distribution("rollout_probs", rollout_probs)
     require_flat("logits", logits, (torch.float64,))
@@ -108,15 +108,15 @@ def estimator_moments(
 def weight_bias(
     values: Tensor, trainer_probs: Tensor, rollout_probs: Tensor, weight_fn: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Bias of a weighted mean under the sampler, ``E_q[w f] - E_p[f] = E_q[(w - rho) f]`` (5.3).
+    """Bias of a weighted mean under the sampler, `E_q[w f] - E_p[f] = E_q[(w - rho) f]` (5.3).
 
-    The equality needs ``q > 0`` wherever ``p > 0``; the returned number is the right-hand side. ``rho = p / q`` as
-    it is, while ``w`` is the weight of the ratio clamped by (5.6).
+    The equality needs `q > 0` wherever `p > 0`; the returned number is the right-hand side. `rho = p / q` as
+    it is, while `w` is the weight of the ratio clamped by (5.6).
 
     Args:
-        values: ``[V]`` float64, ``f`` of each choice.
-        trainer_probs: ``[V]`` float64: at least 0, sum 1.
-        rollout_probs: ``[V]`` float64: at least 0, sum 1.
+        values: `[V]` float64, `f` of each choice.
+        trainer_probs: `[V]` float64: at least 0, sum 1.
+        rollout_probs: `[V]` float64: at least 0, sum 1.
         weight_fn: elementwise: tensor of ratios to tensor of weights, same shape.
 
     Returns:
@@ -148,7 +148,7 @@ def _modelled_drift(
     head_size: int,
     tail_floor: float,
 ) -> Tensor:
-    """``[V]`` mean weighted score under the sampler's head, and under the trainer's tail in place of the sampler's."""
+    """`[V]` mean weighted score under the sampler's head, and under the trainer's tail in place of the sampler's."""
     most_probable = torch.argsort(rollout_probs, descending=True, stable=True)[:head_size]
     in_head = torch.zeros_like(rollout_probs, dtype=torch.bool)
     in_head[most_probable] = True
@@ -161,7 +161,7 @@ def _modelled_drift(
 
 
 def _ratios(trainer_logprobs: Tensor, rollout_probs: Tensor) -> Tensor:
-    return (trainer_logprobs - rollout_probs.log()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return clamped_ratio(trainer_logprobs - rollout_probs.log())
 
 
 def _check_distribution(name: str, probs: Tensor) -> None:

@@ -7,17 +7,16 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from rlhf_algos.report.metrics import EVALUATION, IS_HELD_OUT
+from rlhf_algos.metrics import EVALUATION, LEARNER, ROLLOUT, Metric, metric_of
+from rlhf_algos.report.metrics import IS_HELD_OUT, as_evaluated
 
-_REWARD = "env_runners/episode_return_mean"
-_SAMPLED = f"{EVALUATION}episode_return_mean"
-_GREEDY = f"{EVALUATION}greedy_return_mean"
-_LEARNER = "learners/default_policy/"
-_MISMATCH = {
-    "mean |log p - log q|": _LEARNER + "train_rollout_logprob_abs_diff",
-    "largest |log p - log q|": _LEARNER + "train_rollout_logprob_abs_diff_max",
-    "k3 KL": _LEARNER + "mismatch_kl",
-}
+_REWARD = metric_of(f"{ROLLOUT}/episode_return_mean")
+_SAMPLED = metric_of(f"{EVALUATION}/episode_return_mean")
+_GREEDY = metric_of(f"{EVALUATION}/greedy_return_mean")
+_MISMATCH = tuple(
+    metric_of(f"{LEARNER}/{name}")
+    for name in ("train_rollout_logprob_abs_diff", "train_rollout_logprob_abs_diff_max", "mismatch_kl")
+)
 
 
 def plot_training(rows: Sequence[Mapping[str, float]], path: str | Path, *, title: str) -> Path:
@@ -31,29 +30,29 @@ def plot_training(rows: Sequence[Mapping[str, float]], path: str | Path, *, titl
     Raises:
         ValueError: if no row has a reward.
     """
-    if not any(_REWARD in row for row in rows):
-        raise ValueError(f"Nothing to draw: none of the {len(rows)} rows has {_REWARD!r}.")
+    if not any(_REWARD.key in row for row in rows):
+        raise ValueError(f"Nothing to draw: none of the {len(rows)} rows has {_REWARD.key!r}.")
     figure = Figure(figsize=(8.0, 6.5), layout="constrained")
     reward, mismatch = figure.subplots(2, 1, sharex=True)
-    held_out = all(row.get(IS_HELD_OUT) == 1.0 for row in rows if _SAMPLED in row)
-    kind = "held-out" if held_out else "evaluated"
-    for label, key, style in (
-        ("training reward", _REWARD, {"color": "tab:blue", "alpha": 0.7}),
-        (f"{kind}, sampled", _SAMPLED, {"color": "tab:orange", "marker": "o"}),
-        (f"{kind}, greedy", _GREEDY, {"color": "tab:green", "marker": "s"}),
+    held_out = all(row.get(IS_HELD_OUT) == 1.0 for row in rows if _SAMPLED.key in row)
+    sampled, greedy = (metric if held_out else as_evaluated(metric) for metric in (_SAMPLED, _GREEDY))
+    for metric, style in (
+        (_REWARD, {"color": "tab:blue", "alpha": 0.7}),
+        (sampled, {"color": "tab:orange", "marker": "o"}),
+        (greedy, {"color": "tab:green", "marker": "s"}),
     ):
-        x, y = _series(rows, key)
+        x, y = _series(rows, metric)
         if x:
-            reward.plot(x, y, label=label, **style)
+            reward.plot(x, y, label=metric.label, **style)
     reward.set_ylabel("reward")
     reward.set_ylim(0.0, 1.0)
     reward.legend(loc="best")
-    for label, key in _MISMATCH.items():
-        x, y = _series(rows, key)
+    for metric in _MISMATCH:
+        x, y = _series(rows, metric)
         # A logarithmic axis has no place for an exact agreement.
         positive = [(i, value) for i, value in zip(x, y, strict=True) if value > 0]
         if positive:
-            mismatch.plot(*zip(*positive, strict=True), label=label)
+            mismatch.plot(*zip(*positive, strict=True), label=metric.label)
     mismatch.set_yscale("log")
     mismatch.set_ylabel("trainer against sampler")
     mismatch.set_xlabel("iteration")
@@ -66,6 +65,6 @@ def plot_training(rows: Sequence[Mapping[str, float]], path: str | Path, *, titl
     return path
 
 
-def _series(rows: Sequence[Mapping[str, float]], key: str) -> tuple[list[float], list[float]]:
-    points = [(row["iteration"], row[key]) for row in rows if key in row]
+def _series(rows: Sequence[Mapping[str, float]], metric: Metric) -> tuple[list[float], list[float]]:
+    points = [(row["iteration"], row[metric.key]) for row in rows if metric.key in row]
     return [x for x, _ in points], [y for _, y in points]

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from scipy.special import ndtri, stdtrit
 
+from rlhf_algos.metrics import EVALUATION, ROLLOUT, Metric
 from rlhf_algos.report.groups import Group
-from rlhf_algos.report.metrics import EVALUATION, ROLLOUT, SECTIONS, Metric, Section
+from rlhf_algos.report.metrics import SECTIONS, Section
 from rlhf_algos.report.run import Run
 
 #: How many recorded values at the end of a run are averaged.
 LAST = 5
 _CONFIDENCE = 0.95
-_PROBLEMS = f"{EVALUATION}num_episodes"
+_PROBLEMS = f"{EVALUATION}/num_episodes"
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ def _markdown_text(text: str) -> str:
 def _problems(run: Run) -> int | None:
     """How many problems the last evaluation had, if every known reward of the run is between 0 and 1."""
     counts = list(run.values(_PROBLEMS).values())
-    lows = [value for part in (ROLLOUT, EVALUATION) for value in run.values(f"{part}episode_return_min").values()]
-    highs = [value for part in (ROLLOUT, EVALUATION) for value in run.values(f"{part}episode_return_max").values()]
+    lows = [value for part in (ROLLOUT, EVALUATION) for value in run.values(f"{part}/episode_return_min").values()]
+    highs = [value for part in (ROLLOUT, EVALUATION) for value in run.values(f"{part}/episode_return_max").values()]
     if not counts or counts[-1] < 1 or not lows or not highs or min(lows) < 0 or max(highs) > 1:
         return None
     return int(counts[-1])

@@ -1,35 +1,11 @@
-"""What a report draws: the sections of its charts, and the metrics in each (docs/metrics.md has their meaning)."""
+"""What a report draws: the sections of its charts, and which of the metrics are in each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-ROLLOUT = "env_runners/"
-EVALUATION = "evaluation/env_runners/"
-_LEARNER = "learners/default_policy/"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One chart.
-
-    Attributes:
-        key: flat name of the metric in a result.
-        label: what the chart is called.
-        logarithmic: whether its axis is.
-        in_table: whether the table of final values has it.
-    """
-
-    key: str
-    label: str
-    logarithmic: bool = False
-    in_table: bool = False
-
-    @property
-    def of_evaluation(self) -> bool:
-        """Whether an evaluation measures it, thus not every iteration does."""
-        return self.key.startswith(EVALUATION)
+from rlhf_algos.metrics import EVALUATION, LEARNER, ROLLOUT, STALENESS, TIMERS, Metric, metric_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +30,7 @@ SECTIONS = (
         "reward",
         "Reward",
         "Mean reward over the responses that were trained on.",
-        (Metric(f"{ROLLOUT}episode_return_mean", "training reward", in_table=True),),
+        (metric_of(f"{ROLLOUT}/episode_return_mean"),),
     ),
     Section(
         "held-out",
@@ -63,10 +39,10 @@ SECTIONS = (
         "the held-out split, which is never trained on, unless evaluation_config asks for another. Sampled: answered "
         "as in training. Greedy: answered with the most probable tokens.",
         (
-            Metric(f"{EVALUATION}episode_return_mean", "held-out, sampled", in_table=True),
-            Metric(f"{EVALUATION}greedy_return_mean", "held-out, greedy", in_table=True),
-            Metric(f"{EVALUATION}sampler_episode_return_mean", "held-out, sampled from the injected sampler"),
-            Metric(f"{EVALUATION}sampler_greedy_return_mean", "held-out, greedy by the injected sampler"),
+            metric_of(f"{EVALUATION}/episode_return_mean"),
+            metric_of(f"{EVALUATION}/greedy_return_mean"),
+            metric_of(f"{EVALUATION}/sampler_episode_return_mean"),
+            metric_of(f"{EVALUATION}/sampler_greedy_return_mean"),
         ),
     ),
     Section(
@@ -75,9 +51,9 @@ SECTIONS = (
         "How far apart the trainer's p0 and the sampler's q are on the trained tokens, on logarithmic axes; exact "
         "agreement (0) has no place on them and is left out.",
         (
-            Metric(f"{_LEARNER}train_rollout_logprob_abs_diff", "mean |log p0 - log q|", True, True),
-            Metric(f"{_LEARNER}mismatch_kl", "KL(q, p0), k3 estimate", True, True),
-            Metric(f"{_LEARNER}train_rollout_logprob_abs_diff_max", "largest |log p0 - log q|", True),
+            metric_of(f"{LEARNER}/train_rollout_logprob_abs_diff"),
+            metric_of(f"{LEARNER}/mismatch_kl"),
+            metric_of(f"{LEARNER}/train_rollout_logprob_abs_diff_max"),
         ),
     ),
     Section(
@@ -86,8 +62,8 @@ SECTIONS = (
         "Fraction of the trained tokens whose weight the correction changed, where there is one, and of those whose "
         "gradient the policy clip removed.",
         (
-            Metric(f"{_LEARNER}tis_clipfrac", "weight changed (tis_clipfrac)", in_table=True),
-            Metric(f"{_LEARNER}pg_clipfrac", "policy clip (pg_clipfrac)"),
+            metric_of(f"{LEARNER}/tis_clipfrac"),
+            metric_of(f"{LEARNER}/pg_clipfrac"),
         ),
     ),
     Section(
@@ -96,23 +72,23 @@ SECTIONS = (
         "Fraction of trained tokens x layers whose recorded set of experts is not the trainer's own choice, and of "
         "those whose recorded experts were replayed.",
         (
-            Metric(f"{_LEARNER}route_mismatch", "route mismatch", in_table=True),
-            Metric(f"{_LEARNER}replayed_fraction", "replayed fraction"),
+            metric_of(f"{LEARNER}/route_mismatch"),
+            metric_of(f"{LEARNER}/replayed_fraction"),
         ),
     ),
     Section(
         "staleness",
         "Staleness",
         "Age of the trained tokens in weight versions; 0 when sampling and training take turns.",
-        (Metric("staleness/mean", "mean age of tokens"), Metric("staleness/max", "largest age of a token")),
+        (metric_of(f"{STALENESS}/mean"), metric_of(f"{STALENESS}/max")),
     ),
     Section(
         "head-mass",
         "Head masses",
         "Probability of the recorded head (or support) of the distribution under each policy, with score centering.",
         (
-            Metric(f"{_LEARNER}rollout_head_mass", "head mass under the sampler, q"),
-            Metric(f"{_LEARNER}trainer_head_mass", "head mass under the trainer, p"),
+            metric_of(f"{LEARNER}/rollout_head_mass"),
+            metric_of(f"{LEARNER}/trainer_head_mass"),
         ),
     ),
     Section(
@@ -120,37 +96,43 @@ SECTIONS = (
         "Response length",
         "Tokens per response, the end token included, and the fraction that a length limit ended.",
         (
-            Metric(f"{ROLLOUT}response_length_mean", "tokens per response", in_table=True),
-            Metric(f"{ROLLOUT}truncated_fraction", "truncated fraction"),
+            metric_of(f"{ROLLOUT}/response_length_mean"),
+            metric_of(f"{ROLLOUT}/truncated_fraction"),
         ),
     ),
     Section(
         "entropy",
         "Entropy",
         "Entropy of the trainer's next-token distribution at the sampler's temperature, over trained tokens.",
-        (Metric(f"{_LEARNER}entropy", "entropy in nats", in_table=True),),
+        (metric_of(f"{LEARNER}/entropy"),),
     ),
     Section(
         "ess",
         "Effective sample size",
         "Of the importance ratios rho = p0 / q, as a fraction of the tokens: (sum rho)^2 / (N sum rho^2). 1: "
         "equal policies.",
-        (Metric(f"{_LEARNER}ess", "effective sample size", in_table=True),),
+        (metric_of(f"{LEARNER}/ess"),),
     ),
     Section(
         "time",
         "Time per phase",
         "Seconds of one iteration spent in each phase.",
         (
-            Metric("timers/sample", "seconds sampling"),
-            Metric("timers/learner_update", "seconds updating"),
-            Metric("timers/weight_sync", "seconds syncing weights"),
+            metric_of(f"{TIMERS}/sample"),
+            metric_of(f"{TIMERS}/learner_update"),
+            metric_of(f"{TIMERS}/weight_sync"),
         ),
     ),
 )
 
 #: Whether an evaluation's problems are not trained on, 1 or 0 (docs/evaluation.md).
-IS_HELD_OUT = f"{EVALUATION}held_out"
+IS_HELD_OUT = f"{EVALUATION}/held_out"
+
+
+def as_evaluated(metric: Metric) -> Metric:
+    """A metric of an evaluation that is not known to be held out."""
+    return replace(metric, label=metric.label.replace("held-out", "evaluated"))
+
 
 _EVALUATED = Section(
     "evaluated",
@@ -158,12 +140,7 @@ _EVALUATED = Section(
     "Mean reward over the evaluation's problems. At least one of these runs trained on problems of the split that it "
     "evaluated, or does not say which split that was. Sampled: answered as in training. Greedy: answered with the most "
     "probable tokens.",
-    tuple(
-        replace(metric, label=metric.label.replace("held-out", "evaluated"))
-        for section in SECTIONS
-        if section.name == "held-out"
-        for metric in section.metrics
-    ),
+    tuple(as_evaluated(metric) for section in SECTIONS if section.name == "held-out" for metric in section.metrics),
 )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlhf_algos.metrics import Metric
 from rlhf_algos.report.groups import Group
-from rlhf_algos.report.metrics import Metric, Section
+from rlhf_algos.report.metrics import Section
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhf_algos.metrics import EVALUATION
 from rlhf_algos.report.discovery import read_runs
 from rlhf_algos.report.groups import Group, group_runs
-from rlhf_algos.report.metrics import EVALUATION, IS_HELD_OUT, overview_of, sections_for
+from rlhf_algos.report.metrics import IS_HELD_OUT, overview_of, sections_for
 from rlhf_algos.report.run import Run
 
 
@@ -78,7 +79,7 @@ def write_report(paths: Sequence[str | Path], output: str | Path, *, title: str 
 
 def _evaluates_what_it_trains_on(run: Run) -> bool:
     """Whether the run has an evaluation that is not known to be held out."""
-    evaluated = run.values(f"{EVALUATION}episode_return_mean")
+    evaluated = run.values(f"{EVALUATION}/episode_return_mean")
     known = run.values(IS_HELD_OUT)
     return any(known.get(iteration) != 1.0 for iteration in evaluated)
 

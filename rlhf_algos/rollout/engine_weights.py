@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from rlhf_algos.rollout.engine import Engine
-from rlhf_algos.rollout.mismatch_injection import MismatchInjection
+from rlhf_algos.weight_sync.mismatch_injection import MismatchInjection
 
 
 class EngineWeights:
@@ -30,23 +30,19 @@ class EngineWeights:
         version: int,
         *,
         injection: MismatchInjection,
-        seed: int,
     ) -> None:
         """Replaces the engine's weights.
 
         Args:
             engine: that samples with them.
-            weights: the trainer's, under checkpoint names.
+            weights: under checkpoint names, as the channel has brought them.
             version: theirs.
-            injection: what is done to them first, on purpose.
-            seed: of the injected noise, the run's.
+            injection: what was done to the trainer's on their way, on purpose.
 
         Raises:
             ValueError: if the weights are incomplete; `require` then raises until a whole set came.
         """
         self.version, self._unusable = None, "its last weight update failed"
-        if injection.changes_weights:
-            weights = injection.apply(weights, seed=seed)
         engine.load(weights)
         self.version, self.injection, self._unusable = version, injection, None
 

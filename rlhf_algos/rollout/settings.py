@@ -10,8 +10,8 @@ import gymnasium
 
 from rlhf_algos.batch import SampledWith
 from rlhf_algos.rollout.groups import TaskFacts
-from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.sampling import SamplingSettings
+from rlhf_algos.weight_sync.mismatch_injection import MismatchInjection
 
 
 @dataclass(frozen=True)

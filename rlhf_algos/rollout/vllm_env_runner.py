@@ -21,14 +21,13 @@ from rlhf_algos.rollout.engine import Engine
 from rlhf_algos.rollout.engine_weights import EngineWeights
 from rlhf_algos.rollout.environments import require_problems
 from rlhf_algos.rollout.groups import split_facts, task_of
-from rlhf_algos.rollout.mismatch_injection import MismatchInjection
 from rlhf_algos.rollout.plans import Episode, plan_of_evaluation, plan_of_groups
 from rlhf_algos.rollout.player import Player
 from rlhf_algos.rollout.router_layout import router_layout
 from rlhf_algos.rollout.settings import RolloutConfig, RolloutSettings
 from rlhf_algos.rollout.stages import Stage, stages_of
 from rlhf_algos.rollout.vllm_engine import VLLMEngine
-from rlhf_algos.weight_sync import checkpoint_layout
+from rlhf_algos.weight_sync import MismatchInjection, checkpoint_layout
 
 #: What an actor's call returns: a batch, or None if it played nothing, and the ids whose prompt leaves no room.
 Played = tuple[RolloutBatch | None, list[int]]
@@ -155,10 +154,10 @@ class VLLMEnvRunner(EnvRunner):
         return self._weights.injection
 
     def load_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, *, injection: MismatchInjection, seed: int
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, *, injection: MismatchInjection
     ) -> int:
         """Replaces the engine's weights and acknowledges with the version; see `EngineWeights.load`."""
-        self._weights.load(self.engine, weights, version, injection=injection, seed=seed)
+        self._weights.load(self.engine, weights, version, injection=injection)
         return version
 
     def use_loaded_weights(self) -> None:

@@ -12,7 +12,7 @@ from rlhf_algos.routing_replay.layers import model_without_weights, moe_layer_ro
 from rlhf_algos.routing_replay.mismatch import route_mismatch
 from rlhf_algos.routing_replay.replay import R2, R3, NoReplay, RouterReplay, make_router_replay
 from rlhf_algos.routing_replay.replayer import RouteReplayer
-from rlhf_algos.routing_replay.rows import cut_routes, join_routes, packed_routes, route_dtype, token_routes
+from rlhf_algos.routing_replay.rows import join_routes, packed_routes, route_dtype
 from rlhf_algos.routing_replay.scope import ReplayScope
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "RouterAdapter",
     "RouterReplay",
     "check_router_replay",
-    "cut_routes",
     "find_routers",
     "join_routes",
     "known_routers",
@@ -37,5 +36,4 @@ __all__ = [
     "register_router_adapter",
     "route_dtype",
     "route_mismatch",
-    "token_routes",
 ]

@@ -95,7 +95,7 @@ class FoundRouter:
     decoder_layer: int | None
 
 
-_ADAPTERS: dict[str, RouterAdapter] = {}
+ADAPTERS: dict[str, RouterAdapter] = {}
 
 
 def register_router_adapter(adapter: RouterAdapter, *, replace: bool = False) -> RouterAdapter:
@@ -114,15 +114,15 @@ def register_router_adapter(adapter: RouterAdapter, *, replace: bool = False) ->
     """
     if not isinstance(adapter, RouterAdapter):
         raise TypeError(f"register_router_adapter takes a RouterAdapter, got {adapter!r}.")
-    if adapter.router_path in _ADAPTERS and not replace:
+    if adapter.router_path in ADAPTERS and not replace:
         raise ValueError(f"{adapter.router_path} has an adapter already; pass replace=True to exchange it.")
-    _ADAPTERS[adapter.router_path] = adapter
+    ADAPTERS[adapter.router_path] = adapter
     return adapter
 
 
 def known_routers() -> list[str]:
     """Dotted paths of the router classes that have an adapter."""
-    return sorted(_ADAPTERS)
+    return sorted(ADAPTERS)
 
 
 def find_routers(model: nn.Module) -> tuple[FoundRouter, ...]:
@@ -159,7 +159,7 @@ def find_routers(model: nn.Module) -> tuple[FoundRouter, ...]:
 
 def _adapter_of(module: nn.Module) -> RouterAdapter | None:
     for cls in type(module).__mro__:
-        adapter = _ADAPTERS.get(_path_of(cls))
+        adapter = ADAPTERS.get(_path_of(cls))
         if adapter is not None:
             return adapter
     return None

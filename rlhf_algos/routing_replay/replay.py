@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
+
+from rlhf_algos.plugins import PluginOption, plugin_settings
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class RouterReplay:
     uses_rollout_routes: ClassVar[bool] = False
     records_in_old_policy_pass: ClassVar[bool] = False
 
+    #: The short name of one of ours; None for a class outside of this library. Not inherited.
+    registered_name: ClassVar[str | None] = None
+
     @property
     def replays(self) -> bool:
         """True if any pass replays anything."""
@@ -50,12 +53,14 @@ class RouterReplay:
 
     def settings(self) -> dict[str, Any]:
         """A dict from which `make_router_replay` makes an equal instance."""
-        return {"type": _name_of(type(self)), **{field.name: getattr(self, field.name) for field in fields(self)}}
+        return plugin_settings(self)
 
 
 @dataclass(frozen=True)
 class NoReplay(RouterReplay):
     """The trainer's routers choose for themselves."""
+
+    registered_name: ClassVar[str | None] = "none"
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class R3(RouterReplay):
     """
 
     uses_rollout_routes: ClassVar[bool] = True
+    registered_name: ClassVar[str | None] = "r3"
 
 
 @dataclass(frozen=True)
@@ -78,14 +84,18 @@ class R2(RouterReplay):
     """
 
     records_in_old_policy_pass: ClassVar[bool] = True
+    registered_name: ClassVar[str | None] = "r2"
 
 
-_NAMES: dict[str, type[RouterReplay]] = {"none": NoReplay, "r2": R2, "r3": R3}
+#: The short names, and what each means.
+_REPLAYS: dict[str, type[RouterReplay]] = {str(cls.registered_name): cls for cls in (NoReplay, R2, R3)}
 
 RouterReplaySpec = RouterReplay | type[RouterReplay] | str | Mapping[str, Any] | None
 
+_OPTION = PluginOption("router_replay", RouterReplay, _REPLAYS)
 
-def make_router_replay(spec: RouterReplaySpec) -> RouterReplay:
+
+def make_router_replay(spec: RouterReplaySpec = None) -> RouterReplay:
     """Makes a `RouterReplay` from what a configuration holds.
 
     Args:
@@ -93,75 +103,14 @@ def make_router_replay(spec: RouterReplaySpec) -> RouterReplay:
             class or a dotted path) and the options; or the dotted path of a subclass ("my_package.module.MyReplay").
 
     Raises:
-        ValueError: an unknown name, path or option, or a class that wants routes from two places.
+        ImportError: the module of a dotted path can't be imported, or has no such class.
         TypeError: something else than the above, or a path to something that is no `RouterReplay`.
+        ValueError: an unknown name or option, or a class that wants routes from two places.
     """
-    if spec is None:
-        return NoReplay()
-    if isinstance(spec, RouterReplay):
-        return _checked(spec)
-    if isinstance(spec, Mapping):
-        options = dict(spec)
-        if "type" not in options:
-            raise ValueError(
-                f'router_replay={dict(spec)} has no "type"; give one of {sorted(_NAMES)} or a dotted path.'
-            )
-        return _build(_class_of(options.pop("type")), options)
-    return _build(_class_of(spec), {})
-
-
-def _class_of(name: Any) -> type[RouterReplay]:
-    if isinstance(name, type) and issubclass(name, RouterReplay):
-        return name
-    if not isinstance(name, str):
-        raise TypeError(
-            f"router_replay={name!r} is a {type(name).__name__}; give a RouterReplay, a name ({sorted(_NAMES)}), "
-            "a dict or a dotted path."
-        )
-    if name in _NAMES:
-        return _NAMES[name]
-    if "." in name:
-        return _imported(name)
-    near = difflib.get_close_matches(name.lower(), _NAMES, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"Unknown router_replay {name!r}.{hint} Known: {sorted(_NAMES)}, or the dotted path of your own subclass "
-        'of RouterReplay, as in "my_package.my_module.MyReplay".'
-    )
-
-
-def _imported(path: str) -> type[RouterReplay]:
-    module_name, _, class_name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"router_replay={path!r} can't be imported: {error}.") from error
-    if not isinstance(found, type) or not issubclass(found, RouterReplay):
-        raise TypeError(f"router_replay={path!r} is {found!r}, not a subclass of RouterReplay.")
-    return found
-
-
-def _build(cls: type[RouterReplay], options: dict[str, Any]) -> RouterReplay:
-    known = [field.name for field in fields(cls)]
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"router_replay {_name_of(cls)!r} has no option {unknown[0]!r}.{hint} Its options: {known}.")
-    return _checked(cls(**options))
-
-
-def _checked(replay: RouterReplay) -> RouterReplay:
+    replay = _OPTION.make(spec)
     if replay.uses_rollout_routes and replay.records_in_old_policy_pass:
         raise ValueError(
-            f"{_name_of(type(replay))} sets both uses_rollout_routes and records_in_old_policy_pass; a pass replays "
+            f"{replay.settings()['type']} sets both uses_rollout_routes and records_in_old_policy_pass; a pass replays "
             "the routes of one origin. Set one of them to False."
         )
     return replay
-
-
-def _name_of(cls: type[RouterReplay]) -> str:
-    for name, known in _NAMES.items():
-        if cls is known:
-            return name
-    return f"{cls.__module__}.{cls.__qualname__}"

@@ -59,39 +59,6 @@ def join_routes(legs: Sequence[np.ndarray]) -> np.ndarray:
     return joined
 
 
-def token_routes(routes: np.ndarray, num_tokens: int) -> np.ndarray:
-    """One row per token of a sequence: recorded rows keep their index, a missing last one is -1.
-
-    Args:
-        routes: `[positions, L, E]`, of at least all positions but the last. More are cut off.
-        num_tokens: tokens of the sequence, perhaps cut to a length limit.
-
-    Returns:
-        `[num_tokens, L, E]` int64.
-
-    Raises:
-        ValueError: a position before the last has no route.
-    """
-    kept = _three_dimensional(routes)[:num_tokens]
-    if num_tokens < 1 or len(kept) < num_tokens - 1:
-        raise ValueError(
-            f"A sequence of {num_tokens} tokens needs routes of its first {num_tokens - 1} positions, got {len(kept)}."
-        )
-    rows = np.full((num_tokens, *kept.shape[1:]), -1, dtype=np.int64)
-    rows[: len(kept)] = kept
-    return rows
-
-
-def cut_routes(routes: np.ndarray, num_tokens: int) -> np.ndarray:
-    """The rows that a `RolloutBatch` holds of a sequence that was cut to `num_tokens`: `[num_tokens - 1, L, E]`.
-
-    Raises:
-        ValueError: a position before the last has no route.
-    """
-    token_routes(routes, num_tokens)
-    return routes[: num_tokens - 1]
-
-
 def packed_routes(
     batch: RolloutBatch, *, num_experts: int | None = None, device: torch.device | None = None
 ) -> torch.Tensor:

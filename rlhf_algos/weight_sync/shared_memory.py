@@ -17,30 +17,59 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlhf_algos.owned_folders import OwnedFolder
+from rlhf_algos.weight_sync.channel import Channel
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
-class SharedWeights:
-    """The folder of one run's published weights; `remove_older` deletes what no actor will ask for again.
+class SharedMemory(Channel):
+    """Learners, actors and driver of one machine; a version is a file that everybody maps.
 
-    It is removed by `close`, when the interpreter ends, or, if the process was killed, by the next start of any run.
+    The files lie in a folder of the run's own, which is removed by `close`, when the interpreter of the driver ends,
+    or, if it was killed, by the next start of any run. A copy, as both ends have it, owns nothing.
 
     Args:
         parent: where the folder is made; shared memory by default.
+
+    Attributes:
+        folder: of the files.
     """
 
-    def __init__(self, parent: Path = SHARED_MEMORY) -> None:
-        if not parent.is_dir():
+    def __init__(self, parent: str | Path = SHARED_MEMORY) -> None:
+        if not Path(parent).is_dir():
             raise FileNotFoundError(
                 f"{parent} does not exist: weights are handed over through shared memory. Mount a tmpfs there."
             )
-        self._owned = OwnedFolder(parent)
+        self._owned = OwnedFolder(Path(parent))
         self.folder = self._owned.path
+
+    def __getstate__(self) -> dict[str, Path]:
+        """Of a copy for another process: where the files are."""
+        return {"folder": self.folder}
 
     def path(self, version: int) -> Path:
         """The file of a version."""
         return self.folder / f"weights-{version}.safetensors"
+
+    def send(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Writes the file of a version.
+
+        Raises:
+            OSError: if shared memory is full; says how much was needed and is free.
+        """
+        write_weights(self.path(version), weights, version)
+
+    def receive(self, version: int) -> dict[str, torch.Tensor]:
+        """Maps the file of a version.
+
+        Raises:
+            FileNotFoundError: if the file is not visible on this machine.
+            ValueError: if it holds another version.
+        """
+        weights, found = read_weights(self.path(version))
+        if found != version:
+            raise ValueError(f"{self.path(version)} holds the weights of version {found}.")
+        return weights
 
     def remove_older(self, version: int) -> None:
         """Deletes every version before `version`; a reader that still maps one keeps its memory until it lets go."""
@@ -50,8 +79,9 @@ class SharedWeights:
                 file.unlink()
 
     def close(self) -> None:
-        """Frees the shared memory."""
-        self._owned.close()
+        """Frees the shared memory; a copy's does nothing."""
+        if "_owned" in self.__dict__:
+            self._owned.close()
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor], version: int) -> int:

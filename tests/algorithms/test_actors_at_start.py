@@ -7,8 +7,8 @@ import pytest
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from rlhf_algos.algorithms.base.remote import require_env_runners
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.driver.calls import require_env_runners
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.rollout.counted_start import STARTS, counted_start
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner

@@ -1,6 +1,7 @@
 """Saved batches: a file per training step, of one run, trained on only under the settings they were sampled with."""
 
 import dataclasses
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -8,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base import saved_batches
-from rlhf_algos.algorithms.base.saved_batches import BatchFolder, SavedBatches, batch_files
-from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.batch import RolloutBatch, SampledWith, read_header
+from rlhf_algos.driver import saved_source
+from rlhf_algos.driver.saved_batches import BatchFolder, batch_files, batch_folder_of
+from rlhf_algos.driver.saved_source import SavedBatches, SavedSource, warn_of_other_advantages
 from rlhf_algos.models import resolve_model
 from tests.learner.conftest import make_batch
 
@@ -72,36 +74,27 @@ def test_a_folder_of_two_runs_is_not_trained_on(tmp_path):
     with pytest.raises(ValueError, match=r"step-000002\.safetensors of no run"):
         SavedBatches(offline(tmp_path / "b"))
     # By name they were meant.
-    assert len(SavedBatches(offline([tmp_path / "a" / "step-000001.safetensors", by_hand]))) == 2
-
-
-def started_in_a_trial(folder, trial_id):
-    """An algorithm at its start within a trial of Tune, and the folder that its batches go to."""
-    algorithm = object.__new__(GRPO)
-    algorithm._storage, algorithm._trial_info = "Tune's", type("Info", (), {"trial_id": trial_id})
-    algorithm._started_with(GRPOConfig().debugging(save_batches=str(folder), seed=0))
-    return algorithm._batch_folder
+    assert len(SavedBatches(offline([tmp_path / "a" / "step-000001.safetensors", by_hand])).files) == 2
 
 
 def test_trials_and_tries_of_tune_have_folders_of_their_own(tmp_path):
     tries = [("a_00000", "a_00000"), ("a_00001", "a_00001"), ("a_00001", "a_00001-try2"), ("a_00001", "a_00001-try3")]
     for seed, (trial, name) in enumerate(tries):
-        path = started_in_a_trial(tmp_path, trial).save(batch(seed))
+        path = batch_folder_of(str(tmp_path), seed=0, trial_id=trial).save(batch(seed))
         assert path == tmp_path / name / "step-000001.safetensors"
         assert RolloutBatch.load(path).content_hash == batch(seed).content_hash
     # A try that ended before its first batch leaves nothing to be kept apart from.
     for _ in range(2):
-        unused = started_in_a_trial(tmp_path, "a_00002")
+        unused = batch_folder_of(str(tmp_path), seed=0, trial_id="a_00002")
     assert unused.save(batch()).parent == tmp_path / "a_00002"
     with pytest.raises(FileNotFoundError, match=r"holds no saved batch .*There are some in .*a_00000, .*a_00001"):
         batch_files(tmp_path)
 
 
 def test_without_tune_the_folder_is_the_one_that_was_named(tmp_path):
-    algorithm = object.__new__(GRPO)
-    algorithm._storage = None
-    algorithm._started_with(GRPOConfig().debugging(save_batches=str(tmp_path), seed=0))
-    assert algorithm._batch_folder.save(batch()).parent == tmp_path
+    folder = batch_folder_of(str(tmp_path), seed=0, trial_id=None)
+    assert folder.save(batch()).parent == tmp_path
+    assert batch_folder_of(None, seed=0, trial_id=None) is None
 
 
 def test_a_header_is_read_once_and_not_to_validate(tmp_path, monkeypatch):
@@ -109,11 +102,11 @@ def test_a_header_is_read_once_and_not_to_validate(tmp_path, monkeypatch):
     for seed in range(3):
         folder.save(batch(seed))
     read = []
-    monkeypatch.setattr(saved_batches, "read_header", lambda file: read.append(file) or read_header(file))
+    monkeypatch.setattr(saved_source, "read_header", lambda file: read.append(file) or read_header(file))
     config = offline(tmp_path)
     config.validate()
     assert read == []
-    assert len(SavedBatches(config)) == 3
+    assert len(SavedBatches(config).files) == 3
     assert read == batch_files(tmp_path)
     with pytest.raises(ValueError, match=r"offline_data\(input_=.*does not exist"):
         offline(tmp_path / "nowhere").validate()
@@ -135,9 +128,8 @@ def test_batches_of_another_distribution_are_refused_unless_accepted(tmp_path, n
     with pytest.raises(ValueError, match=message) as error:
         SavedBatches(offline(tmp_path))
     assert f"accept_different=['{name}']" in str(error.value)
-    accepted = SavedBatches(offline(tmp_path, accept_different=[name]))
-    played = [accepted.next_batch(weight_version=0).settings for _ in range(2)]
-    assert [getattr(settings, name) for settings in played] == [wanted, saved]
+    accepted = SavedSource(SavedBatches(offline(tmp_path, accept_different=[name])))
+    assert [getattr(accepted.next(0).batch.settings, name) for _ in range(2)] == [wanted, saved]
     other = "top_k" if name != "top_k" else "top_p"
     with pytest.raises(ValueError, match=rf"sampled with {name}="):
         SavedBatches(offline(tmp_path, accept_different=[other]))
@@ -148,7 +140,7 @@ def test_one_model_under_two_names_is_one_model(tmp_path):
     link.symlink_to(resolve_model("rlhf_algos/tiny-moe"))
     for number, model in enumerate(["rlhf_algos/tiny-moe", resolve_model("rlhf_algos/tiny-moe"), str(link)]):
         batch(model=model).save(tmp_path / f"{number}.safetensors")
-    assert len(SavedBatches(offline(tmp_path))) == 3
+    assert len(SavedBatches(offline(tmp_path)).files) == 3
     copy = Path(shutil.copytree(resolve_model("rlhf_algos/tiny-moe"), tmp_path / "copy"))
     with pytest.raises(ValueError, match=r"model='rlhf_algos/tiny-moe', and this configuration has model='.*copy'"):
         SavedBatches(offline(tmp_path).language_model(str(copy)))
@@ -168,23 +160,39 @@ def test_what_a_batch_does_not_say_and_what_is_ahead_is_warned_about(tmp_path, c
     for number, saved in enumerate([batch(), ahead, dataclasses.replace(batch(), settings=None)]):
         saved.save(tmp_path / f"{number}.safetensors")
     with caplog.at_level(logging.WARNING):
-        batches = SavedBatches(offline(tmp_path))
-        batches.next_batch(weight_version=0)
+        source = SavedSource(SavedBatches(offline(tmp_path)))
+        source.next(0)
     (record,) = caplog.records
     assert "2.safetensors does not say with which model, temperature, top_p, top_k" in record.getMessage()
     caplog.clear()
-    batches.next_batch(weight_version=1)
+    source.next(1)
     assert "1.safetensors was sampled at weight version 9, the trainer has version 1" in caplog.text
 
 
 def test_advantages_of_another_rule_are_named(tmp_path, caplog):
     saved = batch()
     saved.save(tmp_path / "1.safetensors")
-    batches = SavedBatches(offline(tmp_path))
-    read = batches.next_batch(weight_version=0)
-    batches.note_recomputed(read, read)
-    batches.note_recomputed(dataclasses.replace(read, advantages=None), read)
+    rollouts = SavedSource(SavedBatches(offline(tmp_path))).next(0)
+    file, read = rollouts.file, rollouts.batch
+    warn_of_other_advantages(file, read, read, normalize_std=True)
+    warn_of_other_advantages(file, dataclasses.replace(read, advantages=None), read, normalize_std=True)
     assert not caplog.records
-    batches.note_recomputed(read, dataclasses.replace(read, advantages=read.advantages + np.float32(1)))
+    other = dataclasses.replace(read, advantages=read.advantages + np.float32(1))
+    warn_of_other_advantages(file, read, other, normalize_std=True)
     (record,) = caplog.records
     assert "1.safetensors holds advantages of another rule; they are not used" in record.getMessage()
+
+
+def test_a_source_goes_on_where_its_state_was_taken(tmp_path):
+    for number in range(3):
+        batch(number).save(tmp_path / f"{number}.safetensors")
+    first = SavedSource(SavedBatches(offline(tmp_path)))
+    first.next(0)
+    state = json.loads(json.dumps(first.state()))
+    again = SavedSource(SavedBatches(offline(tmp_path)))
+    again.restore(state)
+    for source in (first, again):
+        hashes = [source.next(0).batch.content_hash for _ in range(2)]
+        assert hashes == [batch(1).content_hash, batch(2).content_hash]
+        with pytest.raises(StopIteration, match="All 3 saved batches have been trained on"):
+            source.next(0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_algos.algorithms.base import engine_options
+from rlhf_algos.algorithms import engine_options
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.engine_arguments import vllm_engine_arguments
 
@@ -59,4 +59,4 @@ def test_how_the_engine_computes_stays_the_users_choice():
 
 def test_every_name_in_the_tables_is_one_of_the_engines():
     """A new version of vLLM may call them otherwise, and they would be refused as unknown only."""
-    assert set(engine_options._OWNED) | set(engine_options._REFUSED) <= set(vllm_engine_arguments())
+    assert set(engine_options.OWNED) | set(engine_options.REFUSED) <= set(vllm_engine_arguments())

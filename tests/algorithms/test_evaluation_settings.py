@@ -3,19 +3,24 @@
 import json
 from unittest.mock import call, patch
 
+import gymnasium
 import pytest
+from gymnasium.error import UnregisteredEnv
+from ray import cloudpickle
 
-from rlhf_algos.algorithms.base.evaluation_settings import EVALUATION_KEYS, is_held_out
-from rlhf_algos.algorithms.base.metrics import evaluation_metrics
-from rlhf_algos.algorithms.base.reset import as_config
+from rlhf_algos.algorithms.evaluation_settings import EVALUATION_KEYS
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.reset import as_config, evaluation_config_of
 from rlhf_algos.commands.config_file import ConfigFile
 from rlhf_algos.commands.run_config import RunConfig
+from rlhf_algos.driver.batch_metrics import evaluation_metrics
+from rlhf_algos.driver.held_out import is_held_out
 from rlhf_algos.envs import PromptEnv, RewardError
 from rlhf_algos.envs.addition import Addition, addition_key
 from rlhf_algos.envs.splits import split_of
 from rlhf_algos.rollout.groups import split_facts
-from rlhf_algos.rollout.mismatch_injection import NO_INJECTION
+from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
+from rlhf_algos.weight_sync.mismatch_injection import NO_INJECTION
 from tests.fake_engine import ZERO, FakeEngine, fake_runner, prompts_of
 
 ONE = ZERO + 1
@@ -228,8 +233,6 @@ def test_a_key_that_is_ignored_is_noticed(case, actor, monkeypatch):
         evaluation = complete(self)
         if evaluation is not None:
             setattr(evaluation, key_of(case), getattr(self, key_of(case)))
-            if key_of(case).startswith("env"):
-                evaluation._evaluation_env_creator = None
         return evaluation
 
     monkeypatch.setattr(GRPOConfig, "get_evaluation_config_object", ignoring)
@@ -255,6 +258,44 @@ def test_an_evaluation_is_held_out_unless_told_otherwise():
     trained, _ = runner.sample_groups(range(40), weight_version=0)
     assert splits_of(prompts_of(runner.engine.requests)) == {"train"} and trained.settings.split == "train"
     assert splits_of(played(runner)[0]) == {"heldout"}
+
+
+def test_an_id_means_elsewhere_what_it_means_in_the_driver(monkeypatch):
+    """A copy by pickle, in a process that has registered neither, and whose own id of that name is another one."""
+    ids = {"Here-v0": Other, "Evaluated-v0": Rows}
+    for name, env in ids.items():
+        gymnasium.register(name, env)
+    config = training_config(env="Evaluated-v0").environment("Here-v0")
+    config.env_config = {}
+    config.validate()
+    sent = [cloudpickle.dumps(each) for each in (config, evaluation_config_of(as_config(GRPOConfig(), config)))]
+    for name in ids:
+        monkeypatch.delitem(gymnasium.registry, name)
+    gymnasium.register("Here-v0", Fixed)
+    try:
+        training, evaluation = (cloudpickle.loads(each) for each in sent)
+        again = cloudpickle.loads(cloudpickle.dumps(training))
+    finally:
+        del gymnasium.registry["Here-v0"]
+    assert type(training.env_creator().unwrapped) is Other and type(again.env_creator().unwrapped) is Other
+    for each in (training.get_evaluation_config_object(), evaluation):
+        environment = each.env_creator().unwrapped
+        assert (type(environment), environment.split) == (Rows, "heldout")
+    changed = training.copy(copy_frozen=False).environment(env_config={"split": "all"})
+    assert changed.env_creator().unwrapped.split == "all"
+    with pytest.raises(UnregisteredEnv, match="'Here-v0' is not registered"):
+        training_config().environment("Here-v0").validate()
+
+
+def test_to_validate_stores_no_environment_and_no_class():
+    config = training_config()
+    config.validate()
+    before = dict(vars(config))
+    config.validate()
+    assert vars(config) == before
+    new = vars(training_config())
+    assert set(before) == set(new)
+    assert config.env_runner_cls is VLLMEnvRunner and new["_env_runner_cls"] is None
 
 
 def test_what_training_resolved_is_not_what_a_later_evaluation_plays():
@@ -322,7 +363,7 @@ def test_an_evaluation_checks_the_weights():
     with pytest.raises(RuntimeError, match="has weight version 0, the driver expects 3"):
         runner.sample_evaluation([0], greedy=False, weight_version=3)
     with pytest.raises(ValueError, match="a tensor is missing"):
-        runner.load_weights([], 3, injection=NO_INJECTION, seed=0)
+        runner.load_weights([], 3, injection=NO_INJECTION)
     assert runner.weight_version is None
     with pytest.raises(RuntimeError, match="its last weight update failed"):
         runner.sample_evaluation([0], greedy=False, weight_version=0)

@@ -7,10 +7,44 @@ import pytest
 from ray.rllib.algorithms.algorithm import TrainIterCtx
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rlhf_algos.algorithms.base.metrics import IterationMetrics, trained_counts
-from rlhf_algos.algorithms.base.rollouts import Rollouts
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.parts import Parts
+from rlhf_algos.driver.batch_metrics import trained_counts
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.source import BatchSource, Rollouts
+from rlhf_algos.driver.step_log import StepLog
+from rlhf_algos.weight_sync import NO_INJECTION
 from tests.algorithms.test_metric_reductions import FIRST
+
+
+class SameBatch(BatchSource):
+    """Always the one batch."""
+
+    def next(self, version):
+        return Rollouts(FIRST)
+
+    def splits(self):
+        return [{}]
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+class CountingLearners:
+    """They take no step."""
+
+    steps = 0
+
+    def update(self, batch, *, responses_sampled, weight_version):
+        assert (responses_sampled, weight_version) == (8 * (self.steps + 1), 0)
+        self.steps += 1
+        if self.steps > 50:
+            raise AssertionError("the iteration does not end")
+        time.sleep(0.01)
+        return {"num_optimizer_steps": 0.0, "steps_without_trained_token": 0.0}
 
 
 class OneBatch(GRPO):
@@ -18,8 +52,14 @@ class OneBatch(GRPO):
 
     def __init__(self, config):
         self.config, self.metrics = config, MetricsLogger(root=True)
-        self._step_metrics, self._batch_folder, self.offline_data = IterationMetrics(), None, None
-        self._iteration, self._weight_version, self.steps = 0, 0, 0
+        self.step_log, self._iteration = StepLog(self.metrics), 0
+        publication = Publication(None, None, None, is_received=False, injection=NO_INJECTION, seed=0)
+        self.parts = Parts(CountingLearners(), publication, SameBatch(), None, None, None)
+
+    @property
+    def steps(self):
+        """Training steps so far."""
+        return self.parts.learners.steps
 
     def iterate(self):
         """The loop of RLlib's `_run_one_training_iteration`."""
@@ -28,16 +68,6 @@ class OneBatch(GRPO):
             while not iteration.should_stop(has_run):
                 self.training_step()
                 has_run = True
-
-    def _next_rollouts(self):
-        return Rollouts(FIRST, 0, 0)
-
-    def _update(self, batch):
-        self.steps += 1
-        if self.steps > 50:
-            raise AssertionError("the iteration does not end")
-        time.sleep(0.01)
-        return {"num_optimizer_steps": 0.0, "steps_without_trained_token": 0.0}
 
 
 def steps_of_an_iteration(**options):

@@ -1,14 +1,14 @@
 """Several training steps in one iteration: every number is the one that its name says, of all steps together."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.base.metrics import (
-    LEARNER,
+from rlhf_algos.driver.advantages import with_advantages
+from rlhf_algos.driver.batch_metrics import (
     REDUCTIONS,
-    STALENESS,
     IterationMetrics,
     lifetime_counts,
     reduction_of,
@@ -16,6 +16,8 @@ from rlhf_algos.algorithms.base.metrics import (
     staleness_metrics,
     step_counts,
 )
+from rlhf_algos.metrics import LEARNER, STALENESS
+from rlhf_algos.objectives import group_advantages
 from rlhf_algos.rollout.assembly import ScoredResponse, assemble
 from rlhf_algos.rollout.engine import Generation
 from rlhf_algos.rollout.sampling import SamplingSettings
@@ -30,7 +32,8 @@ def batch_of(groups, *, tokens, version=0, finish="stop"):
         )
         for sample, (group, reward) in enumerate(rewards)
     ]
-    return with_advantages(assemble(responses, SamplingSettings(), router=None, settings=None), normalize_std=False)
+    undivided = partial(group_advantages, normalize_std=False)
+    return with_advantages(assemble(responses, SamplingSettings(), router=None, settings=None), undivided)
 
 
 # 8 responses of 2 tokens, one unscored; then 4 of 6 tokens, cut off, sampled two versions ago.

@@ -7,8 +7,8 @@ import pytest
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from rlhf_algos.algorithms.base.no_checkpoints import NOTE, CheckpointsNotSupported
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.no_checkpoints import NOTE, CheckpointsNotSupported
 from tests.commands.toy_algorithm import Toy
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from rlhf_algos.algorithms.base.options import (
+from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.options import (
     Option,
     flag,
     number,
@@ -16,8 +17,8 @@ from rlhf_algos.algorithms.base.options import (
     sequence,
     whole,
 )
-from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.algorithms.reset import given_config
 from rlhf_algos.commands.run_config import read_run_config
 from rlhf_algos.envs import PromptEnv
 
@@ -270,10 +271,12 @@ def test_an_algorithm_is_set_up_with_options_of_a_subclass(monkeypatch):
     config.my_scale = 0.25
     counted, found = [], []
     monkeypatch.setattr("ray.util.get_current_placement_group", lambda: None)
-    monkeypatch.setattr("rlhf_algos.algorithms.base.algorithm.check_resources", counted.append)
+    for name in (
+        "rlhf_algos.algorithms.algorithm.check_resources",
+        "rlhf_algos.driver.placement.check_resources",
+    ):
+        monkeypatch.setattr(name, counted.append)
     monkeypatch.setattr(Algorithm, "setup", lambda self, config: found.append(self.config))
-    monkeypatch.setattr(GRPO, "_publish", lambda self, version: None)
-    monkeypatch.setattr(GRPO, "_require_env_runners", lambda self: None)
     algorithm = GRPO(config=config)
     algorithm.abandon()
     assert [type(config) for config in found] == [Scaled] and found[0].my_scale == 0.25
@@ -287,7 +290,7 @@ def test_an_algorithm_is_set_up_with_options_of_a_subclass(monkeypatch):
 
 def test_tunes_dict_needs_an_algorithm_that_names_the_class():
     space = Scaled().environment("rlhf_algos/Addition-v0").to_dict() | {"my_scale": 0.25}
-    assert ScaledGRPO._as_given(space).my_scale == 0.25
+    assert given_config(ScaledGRPO, space).my_scale == 0.25
     assert len(ScaledGRPO.default_resource_request(space).bundles) == 3
     with pytest.raises(ValueError, match=r"no option 'my_scale'.* subclass of the algorithm whose get_default_config"):
         GRPO.default_resource_request(space)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ray import tune
 
-from rlhf_algos.algorithms.base.paths import absolute_model
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.paths import absolute_model
 from rlhf_algos.models import resolve_model
 from tests.learner.conftest import make_batch
 

@@ -5,14 +5,17 @@ import copy
 import pytest
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
-from rlhf_algos.algorithms.base import reset
-from rlhf_algos.algorithms.base.options import Option, whole
-from rlhf_algos.algorithms.base.reset import processes_of
-from rlhf_algos.algorithms.base.rllib_options import USED
+from rlhf_algos.algorithms import reset
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
-from rlhf_algos.algorithms.reinforce_sc.learner import ReinforceSCLearner
+from rlhf_algos.algorithms.options import Option, whole
+from rlhf_algos.algorithms.parts import Parts
+from rlhf_algos.algorithms.reset import processes_of
+from rlhf_algos.algorithms.rllib_options import USED
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
+from rlhf_algos.weight_sync import NO_INJECTION
 
 
 def base(config_class=GRPOConfig):
@@ -21,6 +24,10 @@ def base(config_class=GRPOConfig):
 
 class OtherRunner(VLLMEnvRunner):
     """Another class of rollout actors."""
+
+
+class OtherLearner(DeepSpeedLearner):
+    """Another class of learners."""
 
 
 # Another value of everything that a process is started with.
@@ -48,7 +55,8 @@ OTHERS = {
     "custom_resources_per_env_runner": {"big": 1},
     "custom_resources_per_learner": {"big": 1},
     "env_runner_cls": OtherRunner,
-    "_learner_class": ReinforceSCLearner,
+    "weight_channel": {"type": "shared_memory", "parent": "/tmp"},
+    "_learner_class": OtherLearner,
     "_is_online": False,
 }
 # Options of the sections that start processes, which a running process takes over all the same.
@@ -68,7 +76,7 @@ def running():
     algorithm = object.__new__(GRPO)
     config = base()
     config.validate()
-    algorithm._built_config = config
+    algorithm.begin(config)
     return algorithm
 
 
@@ -110,22 +118,25 @@ def test_what_comes_to_the_same_needs_no_others():
 
 
 def test_callbacks_hear_of_the_new_beginning_when_it_is_complete(running, monkeypatch):
-    heard = []
+    heard, published = [], []
 
     class Listening(RLlibCallback):
         def on_algorithm_init(self, *, algorithm, metrics_logger, **kwargs):
-            heard.append(("class", algorithm.published, metrics_logger is algorithm.metrics, self))
+            heard.append(("class", published[-1], metrics_logger is algorithm.metrics, self))
 
     def function(*, algorithm, metrics_logger, **kwargs):
-        heard.append(("function", algorithm.published, metrics_logger is algorithm.metrics, None))
+        heard.append(("function", published[-1], metrics_logger is algorithm.metrics, None))
 
-    monkeypatch.setattr(GRPO, "_started_with", lambda self, config: setattr(self, "config", config))
-    monkeypatch.setattr(GRPO, "_publish", lambda self, version: setattr(self, "published", version))
+    monkeypatch.setattr(Publication, "publish", lambda self, version: published.append(version))
+    monkeypatch.setattr(GRPO, "compose", composed_of_nothing)
     monkeypatch.setattr(reset, "on_learners", lambda group, function: None)
-    running.env_runner_group = running.eval_env_runner_group = running.learner_group = None
-    running._configuration = 0
     for _ in range(2):
-        running.published = None
+        published.append(None)
         assert running.reset_config(base().callbacks(Listening, on_algorithm_init=function))
     assert [entry[:3] for entry in heard] == [("class", 0, True), ("function", 0, True)] * 2
     assert heard[0][3] is not heard[2][3], "every run has its own object"
+
+
+def composed_of_nothing(algorithm):
+    publication = Publication(None, None, None, is_received=False, injection=NO_INJECTION, seed=0)
+    algorithm.parts = Parts(None, publication, None, None, None, None)

@@ -7,17 +7,16 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
-from rlhf_algos.algorithms.base import rllib_options
-from rlhf_algos.algorithms.base.rllib_options import (
+from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.refused_options import REFUSED, REFUSED_ARGUMENTS
+from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.algorithms.rllib_options import (
     DECLARED,
     FIRED_CALLBACKS,
     INTERNAL,
-    REFUSED,
     USED,
     check_rllib_options,
 )
-from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
-from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from tests.learner.conftest import make_batch
 
 
@@ -33,7 +32,7 @@ def test_every_field_of_rllib_is_decided_about_once():
     assert fields - decided == set(), "new fields"
     assert decided - fields == set(), "fields that are gone"
     assert sum(len(table) for table in tables) == len(decided), "a field in two tables"
-    rows = [(section, name) for section, _, names in rllib_options._REFUSED for name in names]
+    rows = [(section, name) for section, _, names in REFUSED_ARGUMENTS for name in names]
     assert len(rows) == len(set(rows)) == len(REFUSED)
 
 

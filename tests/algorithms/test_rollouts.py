@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from rlhf_algos.algorithms.base.reset import as_config
-from rlhf_algos.algorithms.base.rollouts import Actors, play_all, sample_groups
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.reset import as_config
+from rlhf_algos.driver.playing import Actors, play_all, sample_groups
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.rollout.scoring_mark import Mark, ScoringMark, read_mark
 from tests.fake_engine import Death, FakeGroup, fake_runner, prompts_of

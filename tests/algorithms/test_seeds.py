@@ -7,11 +7,10 @@ import pytest
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 
-from rlhf_algos.algorithms.base.algorithm import LanguageModelAlgorithm
-from rlhf_algos.algorithms.base.reset import as_config
-from rlhf_algos.algorithms.base.seeds import with_seed
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
-from rlhf_algos.algorithms.grpo.learner import GRPOLearner
+from rlhf_algos.algorithms.reset import as_config
+from rlhf_algos.algorithms.seeds import with_seed
+from rlhf_algos.learner.update import optimizer_batches
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 
 
@@ -48,7 +47,6 @@ def test_the_algorithm_has_the_seed_that_its_processes_get(monkeypatch):
     """Without processes: what RLlib's own set-up finds is what it hands to actors, learners and evaluation."""
     found = []
     monkeypatch.setattr(Algorithm, "setup", lambda self, config: found.append(self.config))
-    monkeypatch.setattr(LanguageModelAlgorithm, "_publish", lambda self, version: None)
     monkeypatch.setattr("ray.util.get_current_placement_group", lambda: "a trial's")
     seeds = []
     for _ in range(2):
@@ -78,13 +76,11 @@ def test_a_reset_draws_anew():
 def test_processes_refuse_to_make_one_up():
     with pytest.raises(ValueError, match=r"needs debugging\(seed=...\)"):
         VLLMEnvRunner(config=base()).require_constructed()
-    learner = object.__new__(GRPOLearner)
-    learner.config, learner._weights_seq_no = base().training(minibatch_size=2), 0
-    batch = type("Batch", (), {"num_samples": 4})
     with pytest.raises(ValueError, match="has no seed"):
-        list(learner._optimizer_batches(batch))
+        list(optimizer_batches(4, base().training(minibatch_size=2).learner_settings(), version=0))
     orders = []
-    for seed in (0, 1, 0):
-        learner.config = base(seed).training(minibatch_size=4)
-        orders.append([step.tolist() for step in learner._optimizer_batches(type("Batch", (), {"num_samples": 16}))])
+    for seed, version in ((0, 0), (1, 0), (0, 0), (0, 1)):
+        settings = base(seed).training(minibatch_size=4).learner_settings()
+        orders.append([step.tolist() for step in optimizer_batches(16, settings, version=version)])
     assert orders[0] == orders[2] != orders[1]
+    assert orders[0] != orders[3]

@@ -10,9 +10,10 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_algos.algorithms.base import algorithm as algorithm_module
-from rlhf_algos.algorithms.base.side_by_side import learners_starting, started_learners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.driver import processes
+from rlhf_algos.driver.publication import Publication
+from rlhf_algos.driver.side_by_side import learners_starting, started_learners
 
 
 class Learners:
@@ -91,7 +92,7 @@ def test_ctrl_c_while_the_learners_are_waited_for_ends_them_too(ray_session, mon
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlhf_algos.algorithms.base.side_by_side.Future.result", interrupted)
+    monkeypatch.setattr("rlhf_algos.driver.side_by_side.Future.result", interrupted)
     with pytest.raises(KeyboardInterrupt), learners_starting(config_with(start), nothing):
         started_learners()
     come.set()
@@ -176,13 +177,10 @@ def test_no_learner_takes_the_bundle_of_a_rollout_actor(ray_session):
 def test_actors_for_evaluation_are_waited_for_too(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        algorithm_module, "require_env_runners", lambda group, what="rollout actor": asked.append((group, what))
+        processes, "require_env_runners", lambda group, what="rollout actor": asked.append((group, what))
     )
-    algorithm = object.__new__(GRPO)
-    algorithm.env_runner_group, algorithm.eval_env_runner_group = "training", "evaluation"
-    algorithm._require_env_runners()
-    algorithm.env_runner_group = None
-    algorithm._require_env_runners()
+    processes.require_actors("training", "evaluation")
+    processes.require_actors(None, "evaluation")
     evaluation = ("evaluation", "evaluation actor")
     assert asked == [("training", "rollout actor"), evaluation, evaluation]
 
@@ -196,7 +194,7 @@ class Group:
         self.actors = new_remote_workers
 
 
-@pytest.mark.parametrize("failing", ["setup", "_publish"])
+@pytest.mark.parametrize("failing", ["setup", "publish"])
 @pytest.mark.parametrize("failure", [ValueError("on_algorithm_init"), KeyboardInterrupt()])
 def test_a_failure_after_the_learners_came_ends_everything(ray_session, monkeypatch, failing, failure):
     learners, groups, held = Learners(), [Group(), Group()], []
@@ -216,8 +214,8 @@ def test_a_failure_after_the_learners_came_ends_everything(ray_session, monkeypa
         raise failure
 
     monkeypatch.setattr(Algorithm, "setup", setup)
-    monkeypatch.setattr(GRPO, "_require_env_runners", nothing_of)
-    monkeypatch.setattr(GRPO, "_publish", lambda self, version: raise_while_holding())
+    monkeypatch.setattr("rlhf_algos.algorithms.algorithm.require_actors", lambda *groups: None)
+    monkeypatch.setattr(Publication, "publish", lambda self, version: raise_while_holding())
     monkeypatch.setattr(GRPOConfig, "build_learner_group", lambda self, rl_module_spec: learners)
     algorithm = object.__new__(GRPO)
     with pytest.raises(type(failure)) as raised:
@@ -228,7 +226,3 @@ def test_a_failure_after_the_learners_came_ends_everything(ray_session, monkeypa
     gc.collect()
     # The traceback is still there; what it saw is not.
     assert [each() for each in held] == [None]
-
-
-def nothing_of(self):
-    pass

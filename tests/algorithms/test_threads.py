@@ -9,9 +9,9 @@ import pytest
 import torch
 from ray import tune
 
-from rlhf_algos.algorithms.base import resources
-from rlhf_algos.algorithms.base.resources import bundles_of_trial, thread_summary, usable_cores
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.driver import placement
+from rlhf_algos.driver.placement import bundles_of_trial, usable_cores
 from rlhf_algos.rollout import vllm_env_runner
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
 
@@ -22,7 +22,7 @@ def base():
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    monkeypatch.setattr(resources, "usable_cores", lambda: 8)
+    monkeypatch.setattr(placement, "usable_cores", lambda: 8)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_is_given_counts(eight_cores):
     assert (config.threads_per_env_runner(), config.threads_per_learner()) == (1, 1)
     config.env_runners(num_threads_per_env_runner=5).learners(num_threads_per_learner=6)
     assert (config.threads_per_env_runner(), config.threads_per_learner()) == (5, 6)
-    assert thread_summary(config) == "2 x 5 while sampling, 1 x 6 while updating, of 8 cores"
+    assert config.placement().thread_summary() == "2 x 5 while sampling, 1 x 6 while updating, of 8 cores"
     assert (config.num_cpus_per_env_runner, config.num_cpus_per_learner) == (0.5, 0.4)
 
 
@@ -81,9 +81,9 @@ def test_a_share_is_no_number_that_was_given():
     config.validate()
     by_dict, by_state = GRPOConfig().update_from_dict(config.to_dict()), GRPOConfig.from_state(config.get_state())
     for again in (config.copy(), by_dict, by_state):
-        assert again._num_cpus_per_env_runner is None and again._num_cpus_per_learner is None
+        assert not again.placement().is_given
     given = GRPOConfig().update_from_dict({"num_cpus_per_learner": 2, "num_cpus_per_env_runner": 3})
-    assert (given._num_cpus_per_learner, given._num_cpus_per_env_runner) == (2, 3)
+    assert (given.placement().learner_cpus, given.placement().env_runner_cpus) == (2, 3)
     assert base().learners(num_cpus_per_learner="auto").threads_per_learner() == base().threads_per_learner()
     searched = base().env_runners(num_env_runners=tune.grid_search([1, 2]))
     assert searched.num_cpus_per_env_runner == 0.5
@@ -93,7 +93,7 @@ def test_a_share_is_no_number_that_was_given():
 def test_a_trial_counts_as_more_than_half_a_machine_unless_told(monkeypatch, machine, first):
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": float(machine)}}])
     bundles = [{"CPU": 0.1, "GPU": 0}, {"CPU": 0.5, "GPU": 0}, {"CPU": 0.4, "GPU": 0}]
-    enlarged = bundles_of_trial(bundles, base())
+    enlarged = bundles_of_trial(bundles, base().placement())
     assert [bundle["CPU"] for bundle in enlarged] == [first, 0.5, 0.4]
     total = sum(bundle["CPU"] for bundle in enlarged)
     assert machine / 2 < total <= machine
@@ -104,9 +104,9 @@ def test_a_trial_counts_as_more_than_half_a_machine_unless_told(monkeypatch, mac
         base().env_runners(num_threads_per_env_runner=1),
         base().resources(num_cpus_for_main_process=0.2),
     ):
-        assert bundles_of_trial(bundles, told) == bundles
+        assert bundles_of_trial(bundles, told.placement()) == bundles
     with_gpu = [*bundles, {"CPU": 0.1, "GPU": 1}]
-    assert bundles_of_trial(with_gpu, base()) == with_gpu
+    assert bundles_of_trial(with_gpu, base().placement()) == with_gpu
 
 
 def test_a_containers_quota_counts(tmp_path):

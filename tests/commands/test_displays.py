@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rlhf_algos.commands import measures
 from rlhf_algos.commands.errors import message_of
-from rlhf_algos.commands.ray_session import _standard_error_if_it_fails
+from rlhf_algos.commands.ray_session import standard_error_if_it_fails
 from rlhf_algos.commands.sweep_display import SweepDisplay, SweepLines, SweepTable, sweep_display
 from rlhf_algos.commands.train_display import LiveTable, Quiet, train_display
 from rlhf_algos.commands.trial_names import as_text
@@ -83,11 +83,11 @@ def test_the_error_of_another_process_is_told_in_one_line():
 
 
 def test_standard_error_is_held_back_unless_something_fails(capfd):
-    with _standard_error_if_it_fails():
+    with standard_error_if_it_fails():
         os.write(2, b"announcement")
     assert capfd.readouterr().err == ""
     with pytest.raises(RuntimeError):
-        with _standard_error_if_it_fails():
+        with standard_error_if_it_fails():
             os.write(2, b"the reason")
             raise RuntimeError
     assert capfd.readouterr().err == "the reason"
@@ -103,7 +103,7 @@ def test_values_in_the_names_of_trials():
 def test_a_heading_claims_no_more_than_every_row_says():
     key = "evaluation/env_runners/episode_return_mean"
     held_out, trained_on = ({key: 0.5, "evaluation/env_runners/held_out": value} for value in (1.0, 0.0))
-    assert measures.EVALUATED.heading_for([held_out, {}]) == "held-out"
+    assert measures.heading_for(measures.EVALUATED, [held_out, {}]) == "held-out"
     for rows in ([trained_on], [held_out, trained_on], [{key: 0.5}]):
-        assert measures.EVALUATED.heading_for(rows) == "evaluated"
+        assert measures.heading_for(measures.EVALUATED, rows) == "evaluated"
     assert measures.as_line(trained_on) == "evaluated 0.500"

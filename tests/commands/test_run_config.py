@@ -20,7 +20,7 @@ EXAMPLE = ROOT / "examples/configs/addition_grpo.yaml"
 
 def options_of(config):
     """A config's options, without what differs between objects of one meaning."""
-    return plain_config({key: value for key, value in config.to_dict().items() if not key.endswith("_env_creator")})
+    return plain_config(config.to_dict())
 
 
 def test_the_example_is_the_recipe():

@@ -128,9 +128,9 @@ def test_without_a_seed_each_run_draws_one_and_records_it(command, tmp_path):
 
 
 def test_a_line_at_the_start_says_who_has_how_many_threads(command, monkeypatch):
-    from rlhf_algos.algorithms.base import resources
+    from rlhf_algos.driver import placement
 
-    monkeypatch.setattr(resources, "usable_cores", lambda: 6)
+    monkeypatch.setattr(placement, "usable_cores", lambda: 6)
     _, shown, _ = command(
         "train", iterations=1, env_runners={"num_env_runners": 2}, learners={"num_threads_per_learner": 4}
     )

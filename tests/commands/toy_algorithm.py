@@ -5,8 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-from rlhf_algos.algorithms.base.reset import as_config
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.algorithms.reset import as_config
 
 
 class Toy(GRPO):

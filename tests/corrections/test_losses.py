@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_algos.corrections import TIS, IcePop, ImportanceSampling, NoCorrection, SequenceMask, SequenceTIS
-from rlhf_algos.objectives import loss_weights, ppo_clip_loss, reduce_loss, reinforce_loss, zero_untrained
+from rlhf_algos.objectives import loss_weights, ppo_clip_loss, reduce_loss, reinforce_loss
 
 
 def corrected_step(corrector, trainer, sampler, advantages, mask=None, samples=None, dtype=torch.float32):
@@ -19,7 +19,7 @@ def corrected_step(corrector, trainer, sampler, advantages, mask=None, samples=N
     precise = logprobs.to(torch.promote_types(dtype, torch.float32))
     weights, _ = corrector.correct(precise - rollout.to(precise.dtype), samples, mask)
     values = torch.tensor(advantages, dtype=precise.dtype)
-    per_token = weights * reinforce_loss(zero_untrained(precise, mask), values)
+    per_token = weights * reinforce_loss(torch.where(mask, precise, torch.zeros_like(precise)), values)
     loss = reduce_loss(per_token, loss_weights(mask, samples, int(samples.max()) + 1, mode="token-mean"))
     loss.backward()
     return weights.tolist(), loss.item(), logprobs.grad.tolist()

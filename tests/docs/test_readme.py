@@ -15,7 +15,7 @@ import pytest
 import ray
 from transformers import AutoModelForCausalLM
 
-from rlhf_algos.algorithms.base import LanguageModelAlgorithmConfig
+from rlhf_algos.algorithms.interface import LanguageModelAlgorithmConfig
 from rlhf_algos.cli import main
 from rlhf_algos.corrections import IcePop, make_corrector
 from rlhf_algos.routing_replay import R3, make_router_replay

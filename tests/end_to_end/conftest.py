@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base import weights
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
-from rlhf_algos.algorithms.base.rollouts import Actors, sample_groups
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.driver.calls import on_env_runners, on_learners
+from rlhf_algos.driver.crew import Weights, load
+from rlhf_algos.driver.playing import Actors, sample_groups
 from rlhf_algos.objectives import group_advantages
-from rlhf_algos.weight_sync import SharedWeights
+from rlhf_algos.weight_sync import SharedMemory, send_from
 
 TRAINING_OPTIONS = ("corrector", "router_replay", "num_epochs", "minibatch_size", "kl_coefficient", "kl_kind")
 
@@ -40,12 +40,13 @@ class Loop:
 
     def __init__(self, actors, learners, config):
         self.actors, self.learners, self.config, self.version = actors, learners, config, 0
-        self.shared = SharedWeights()
+        self.channel = SharedMemory()
         self.publish()
 
     def publish(self):
-        weights.publish(self.learners, self.shared, self.version)
-        weights.distribute(self.actors, self.shared, self.version, seed=0)
+        channel, version = self.channel, self.version
+        on_learners(self.learners, lambda learner: send_from(learner, channel, version))
+        load(self.actors, Weights(channel, version))
 
     def sample(self, first_group):
         actors = Actors(self.actors, restore=lambda: None, patience_s=60)
@@ -57,13 +58,20 @@ class Loop:
 
     def iterate(self):
         batch = self.sample(self.version * 4)
-        metrics = on_learners(self.learners, lambda learner: learner.update_from_rollouts(batch, env_steps_sampled=0))
+        metrics = self.update(batch)
         self.version += 1
         self.publish()
         return metrics[0]
 
+    def update(self, batch):
+        version = self.version
+        return on_learners(
+            self.learners,
+            lambda learner: learner.update_from_rollouts(batch, env_steps_sampled=0, weight_version=version),
+        )
+
     def close(self):
-        self.shared.close()
+        self.channel.close()
 
 
 # Of the package: engines that nobody asks for any more would fill the memory that later tests need.

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
+from rlhf_algos.driver.calls import on_env_runners, on_learners
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.envs.addition import listed_problems
 from tests.listening import listening_addresses
@@ -36,17 +36,13 @@ class Recorder:
 
     def __init__(self, algorithm):
         self.algorithm, self.batches = algorithm, []
-        update = algorithm._update
-
-        def recording_update(batch):
-            self.batches.append(batch)
-            return update(batch)
-
-        algorithm._update = recording_update
 
     def train(self, iterations):
-        results = [self.algorithm.train() for _ in range(iterations)]
-        return [result["learners"]["default_policy"]["loss"] for result in results]
+        losses = []
+        for _ in range(iterations):
+            losses.append(self.algorithm.train()["learners"]["default_policy"]["loss"])
+            self.batches.append(self.algorithm.parts.learners.last_batch)
+        return losses
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +87,16 @@ def test_threads_arrive_where_they_are_used(first_run):
 
 def test_a_reset_that_needs_another_engine_changes_nothing(first_run):
     algorithm = first_run[0]
-    before = algorithm._weight_version
+    before = algorithm.parts.publication.version
     assert not algorithm.reset_config(config_for().vllm(dtype="bfloat16"))
     assert not algorithm.reset_config(config_for(num_env_runners=2))
-    assert algorithm._weight_version == before
+    assert algorithm.parts.publication.version == before
     algorithm.train()
 
 
 def test_results_stand_under_rllibs_keys(first_run):
     algorithm = first_run[0]
-    sampled = algorithm._episodes_sampled()
+    sampled = algorithm.step_log.responses_sampled()
     result = algorithm.train()
     assert 0 <= result["env_runners"]["episode_return_mean"] <= 1
     assert result["env_runners"]["num_env_steps_sampled_lifetime"] == sampled + 32
@@ -119,7 +115,7 @@ def test_evaluation_plays_the_first_heldout_problems_and_none_that_is_trained_on
     assert first["num_episodes"] == 30
     assert 0 < first["greedy_return_mean"] <= 1
     assert (first["split"], first["held_out"]) == ("heldout", 1.0)
-    assert first["weight_version"] == algorithm._weight_version
+    assert first["weight_version"] == algorithm.parts.publication.version
 
     def prompts(runner):
         batch, _ = runner.sample_evaluation(range(30), greedy=True, weight_version=runner.weight_version)
@@ -145,7 +141,7 @@ def test_saved_model_loads_and_agrees(first_run, tmp_path):
 
     group = algorithm.env_runner_group
     actor = group.healthy_env_runner_ids()[0]
-    kwargs = {actor: {"version": algorithm._weight_version}}
+    kwargs = {actor: {"version": algorithm.parts.publication.version}}
     batch = on_env_runners(group, sample, actors=[actor], kwargs_by_actor=kwargs)[actor]
     prompt = batch.prompt_ids[: batch.prompt_lengths[0]].tolist()
     response = batch.response_ids[: batch.response_lengths[0]].tolist()
@@ -202,7 +198,7 @@ def test_a_killed_actor_comes_back_with_current_weights_and_groups_stay_whole(ra
 
         on_env_runners(group, die_while_sampling, actors=[1])
         result = algorithm.train()
-        batch = recorder.batches[-1]
+        batch = algorithm.parts.learners.last_batch
         groups, counts = np.unique(batch.group_ids, return_counts=True)
         assert groups.tolist() == list(range(8, 16))
         assert (counts == 4).all()
@@ -215,7 +211,7 @@ def test_a_killed_actor_comes_back_with_current_weights_and_groups_stay_whole(ra
             algorithm.restore_env_runners(group)
             time.sleep(1)
         versions = on_env_runners(group, lambda runner: (runner.weight_version, os.getpid()))
-        assert {version for version, _ in versions.values()} == {algorithm._weight_version}
+        assert {version for version, _ in versions.values()} == {algorithm.parts.publication.version}
         assert versions[1][1] != pids[1] and versions[2][1] == pids[2]
         result = algorithm.train()
         assert result["learners"]["default_policy"]["train_rollout_logprob_abs_diff"] < 1e-6

@@ -35,21 +35,16 @@ def algorithm(ray_session):
 @pytest.fixture
 def run(algorithm):
     """A function that trains some iterations with a configuration; returns results and batches."""
-    update = algorithm._update
-    batches = []
-
-    def recording_update(batch):
-        batches.append(batch)
-        return update(batch)
 
     def start(config, iterations):
         assert algorithm.reset_config(config)
-        algorithm._update = recording_update
-        results = [algorithm.train() for _ in range(iterations)]
+        results, batches = [], []
+        for _ in range(iterations):
+            results.append(algorithm.train())
+            batches.append(algorithm.parts.learners.last_batch)
         return [result["learners"]["default_policy"] for result in results], batches, results
 
-    yield start
-    algorithm._update = update
+    return start
 
 
 def test_without_a_mismatch_nothing_is_corrected(run):

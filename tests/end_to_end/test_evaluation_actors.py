@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import ray
 
-from rlhf_algos.algorithms.base.remote import on_env_runners
-from rlhf_algos.algorithms.base.reset import as_config
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.reset import as_config
+from rlhf_algos.driver.calls import on_env_runners
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.envs.splits import split_of
 from tests.fake_engine import fake_runner

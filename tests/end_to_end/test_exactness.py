@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base import weights
-from rlhf_algos.algorithms.base.remote import on_env_runners, on_learners
+from rlhf_algos.driver.calls import on_env_runners, on_learners
+from rlhf_algos.driver.crew import Weights, load
 
 UPDATES = 10
 
@@ -58,17 +58,15 @@ def rename_tensor(tensors):
 def republish(loop, damage):
     """Publishes the current weights once more, after `damage` has changed the tensors' mapping."""
     version = loop.version = loop.version + 1
-    path = loop.shared.path(version)
+    channel = loop.channel
 
-    def write(learner):
-        from rlhf_algos.weight_sync.shared_memory import write_weights
-
+    def send(learner):
         tensors = dict(learner.checkpoint_tensors())
         damage(tensors)
-        write_weights(path, tensors, version)
+        channel.send(tensors, version)
 
-    on_learners(loop.learners, write)
-    weights.distribute(loop.actors, loop.shared, version, seed=0)
+    on_learners(loop.learners, send)
+    load(loop.actors, Weights(channel, version))
 
 
 def test_wrong_tensors_are_noticed(loop_for):

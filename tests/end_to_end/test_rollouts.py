@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP
+from rlhf_algos.driver.calls import on_env_runners
 
 
 def call(group, function, **kwargs):

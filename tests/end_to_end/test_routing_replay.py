@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base.remote import on_learners
 from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.driver.calls import on_learners
 from tests.end_to_end.conftest import Loop, config_for
 
 
@@ -129,15 +129,7 @@ def test_r2_replays_the_trainers_own_routes_over_several_steps(
 
 def test_r2_records_what_the_old_policy_chose(learner_pool, peaked_models, bfloat16_batch):
     def routes_of(learner):
-        from rlhf_algos.learner.routing import Routing
-        from rlhf_algos.learner.statistics import TokenStatistics
-
-        recorded = []
-        learner.statistics = TokenStatistics()
-        learner.routing = Routing(learner.module["default_policy"].replayer, "r2", learner.statistics)
-        for _ in range(2):
-            recorded.append(learner._old_policy_pass(bfloat16_batch)[1].routes)
-        return recorded
+        return [learner.old_policy_of(bfloat16_batch)[1].routes for _ in range(2)]
 
     config = config_for(peaked_models["untied"], lr=0.0, router_replay="r2", num_learners=2)
     results = on_learners(learner_pool(config), routes_of)

@@ -11,9 +11,9 @@ from typing import ClassVar
 import pytest
 from ray import tune
 
-from rlhf_algos.algorithms.base.remote import on_env_runners
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.cli import main
+from rlhf_algos.driver.calls import on_env_runners
 from rlhf_algos.envs import PromptEnv
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.driver.crew import Crew
+from rlhf_algos.driver.publication import Publication
 from rlhf_algos.report import write_report
 from rlhf_algos.report.discovery import read_runs
+from rlhf_algos.weight_sync import NO_INJECTION, channel_maker
+from tests.algorithms.test_publication import LearnersOfOneNumber
+from tests.fake_engine import FakeGroup, new_runner
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,3 +54,26 @@ def test_the_demo_leaves_a_run_that_the_report_knows(tmp_path):
     # Nothing is corrected, so nothing is said of a correction.
     assert not any("tis_clipfrac" in key for row in run.rows.values() for key in row)
     assert "tis_clipfrac" not in output and "weight changed" not in report.table.read_text()
+
+
+def test_a_channel_of_ones_own():
+    assert run_example("my_channel.py").splitlines() == ["version 1 arrived bit for bit", "version 0 is gone"]
+
+
+def test_a_run_publishes_on_a_channel_of_ones_own(tmp_path, monkeypatch):
+    """Named by its path, as a configuration file would; its copies are the two ends."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    config = GRPOConfig().environment("rlhf_algos/Addition-v0")
+    config.env_runners(weight_channel={"type": "my_channel.NetworkFolder", "folder": str(tmp_path)})
+    config.validate()
+    channel = channel_maker(config.weight_channel)()
+    learners, group = LearnersOfOneNumber(), FakeGroup([new_runner(config.debugging(seed=0))])
+    group.runners[1].checkpoint_layout = {"w": (2,)}
+    crew = Crew(group, config, 0)
+    publication = Publication(channel, learners, crew, is_received=True, injection=NO_INJECTION, seed=0)
+    for version in range(3):
+        publication.publish(version)
+        assert group.runners[1].engine.loaded["w"].tolist() == [version, version]
+        assert [file.name for file in channel.folder.iterdir()] == [f"{version}.safetensors"]
+    channel.close()
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.algorithms.gspo import GSPOConfig
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
+from rlhf_algos.algorithms.rloo import RLOOConfig
 from rlhf_algos.batch import RolloutBatch
 
 
@@ -32,10 +34,12 @@ def make_batch(lengths, *, masked=(), seed=0, prompt_length=5, vocabulary=263, a
     )
 
 
-def make_config(model, **overrides) -> GRPOConfig | ReinforceSCConfig:
-    config_class = {"grpo": GRPOConfig, "reinforce_sc": ReinforceSCConfig}[overrides.pop("algorithm", "grpo")]
+CONFIGS = {"grpo": GRPOConfig, "gspo": GSPOConfig, "reinforce_sc": ReinforceSCConfig, "rloo": RLOOConfig}
+
+
+def make_config(model, **overrides):
     config = (
-        config_class()
+        CONFIGS[overrides.pop("algorithm", "grpo")]()
         .environment("rlhf_algos/Addition-v0")
         .language_model(
             str(model),

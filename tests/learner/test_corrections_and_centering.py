@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
 from tests.learner.conftest import make_batch, make_config
 from tests.learner.reference import largest_relative_error
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
 from rlhf_algos.envs import make_prompt_env
+from rlhf_algos.learner.token_loss import TokenLoss
 from tests.learner.conftest import make_batch, make_config
 from tests.learner.reference import largest_relative_error, reference_loss_and_gradient
 
@@ -73,6 +75,24 @@ def test_fewer_micro_batches_than_ranks(learners, peaked_models):
     assert largest_relative_error(gradients[0][0], expected) < 1e-5
 
 
+class Broken(TokenLoss):
+    """Raises."""
+
+    def __call__(self, tokens):
+        raise ValueError("rank 1 broke")
+
+
+@dataclasses.dataclass(frozen=True)
+class TimesInfinity(TokenLoss):
+    """A finite loss times what overflows."""
+
+    loss: TokenLoss
+
+    def __call__(self, tokens):
+        values, metrics = self.loss(tokens)
+        return values * 1e38 * 1e38, metrics
+
+
 def test_a_failing_rank_stops_all(ray_session, peaked_models):
     """The driver gets the failing rank's own error within 60 s, although the other waits for it."""
     batch = make_batch([9, 4, 6, 8])
@@ -84,7 +104,7 @@ def test_a_failing_rank_stops_all(ray_session, peaked_models):
 
     def fail_on_rank_1(learner):
         if learner.rank == 1:
-            learner.compute_loss_for_module = lambda **kwargs: (_ for _ in ()).throw(ValueError("rank 1 broke"))
+            learner.settings = dataclasses.replace(learner.settings, token_loss=Broken())
         return learner.update_from_rollouts(batch, env_steps_sampled=0)
 
     from concurrent.futures import ThreadPoolExecutor
@@ -196,17 +216,15 @@ def test_a_gradient_that_is_not_finite_is_not_stepped_with(learners, zero_stage)
 
     def attempt(learner):
         before = {name: tensor.clone() for name, tensor in learner.named_weights()}
-        compute = learner.compute_loss_for_module
-        learner.compute_loss_for_module = lambda **arguments: compute(**arguments) * 1e38 * 1e38
+        learner.settings = dataclasses.replace(learner.settings, token_loss=TimesInfinity(learner.settings.token_loss))
         try:
             learner.update_from_rollouts(batch, env_steps_sampled=0)
             text = "no error"
         except ValueError as error:
             text = str(error)
-        finally:
-            learner.compute_loss_for_module = compute
         after = {name: tensor.clone() for name, tensor in learner.named_weights()}
-        return text, all(torch.equal(before[name], after[name]) for name in before), learner._weights_seq_no
+        version = learner.get_state(inference_only=True)[WEIGHTS_SEQ_NO]
+        return text, all(torch.equal(before[name], after[name]) for name in before), version
 
     for text, unchanged, steps in on_learners(group, attempt):
         assert "gradient norm is" in text

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
 from rlhf_algos.learner.module import logprobs_of_responses
 from rlhf_algos.learner.packing import make_micro_batch
 from rlhf_algos.objectives import ChunkedLogprobs, kl_estimate
@@ -113,7 +113,10 @@ def test_a_rebuilt_learner_is_as_a_new_one(learners):
     assert "reference_kl" not in update(group, batch)
 
 
-def test_a_rebuild_frees_the_old_models(learners):
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_a_rebuild_frees_the_old_models(learners, zero_stage):
+    """Also with ZeRO-3, which knows from the second step on what it releases when."""
+
     def number_of_models(learner):
         import gc
 
@@ -121,5 +124,7 @@ def test_a_rebuild_frees_the_old_models(learners):
 
         return sum(isinstance(each, PackedCausalLM) for each in gc.get_objects())
 
-    update(learners(kl_coefficient=0.1), make_batch([6, 5]))
+    group = learners(kl_coefficient=0.1, zero_stage=zero_stage)
+    for _ in range(3):
+        update(group, make_batch([6, 5]))
     assert on_learners(learners(), number_of_models)[0] == 1

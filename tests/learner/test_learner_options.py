@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
 from tests.learner.conftest import make_batch
 
 
@@ -49,7 +49,7 @@ def test_gradient_checkpointing_gives_the_same_gradient(learners):
         group = learners(gradient_checkpointing=checkpointing)
         run(group, batch)
         gradients.append(on_learners(group, lambda learner: learner.gradients)[0][0])
-        recomputes = on_learners(group, lambda learner: learner._causal_lm().is_gradient_checkpointing)[0]
+        recomputes = on_learners(group, lambda learner: learner.causal_lm.is_gradient_checkpointing)[0]
         assert recomputes is checkpointing
     for name, gradient in gradients[0].items():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-7), name

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.architecture_models import write_model
-from rlhf_algos.algorithms.base.remote import on_learners
+from rlhf_algos.driver.calls import on_learners
 from rlhf_algos.weight_sync import checkpoint_layout
 from tests.learner.conftest import make_batch, make_config
 

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from rlhf_algos.learner import checkpoint
-from rlhf_algos.learner.checkpoint import save_checkpoint
+from rlhf_algos.learner import export
+from rlhf_algos.learner.export import export_model
 from rlhf_algos.learner.weights import persistent_buffers
 
 COMPANIONS = {
@@ -80,7 +80,7 @@ def test_everything_but_weights_comes_along_and_the_copy_loads_by_itself(source,
     (source / "model.safetensors.index.json").write_text("{}")
     tensors = trained(model)
     target = tmp_path / "elsewhere" / "copy"
-    save_checkpoint(model, tensors, source=str(source), path=target)
+    export_model(model, tensors, source=str(source), path=target)
     assert files(target) == set(COMPANIONS) | {"config.json", "generation_config.json", "model.safetensors"}
     (tmp_path / "source").rename(tmp_path / "gone")
     loaded = load(target)
@@ -95,7 +95,7 @@ def test_code_is_that_of_the_folder_also_if_the_model_came_from_the_hub(source, 
         "AutoConfig": "them/theirs--configuration_odd.OddConfig",
         "AutoTokenizer": ["a/b--x.Y", None],
     }
-    save_checkpoint(model, trained(model), source=str(source), path=tmp_path / "copy")
+    export_model(model, trained(model), source=str(source), path=tmp_path / "copy")
     written = json.loads((tmp_path / "copy" / "config.json").read_text())["auto_map"]
     assert written["AutoConfig"] == "configuration_odd.OddConfig"
     assert written["AutoTokenizer"] == ["x.Y", None]
@@ -108,7 +108,7 @@ def test_saving_into_the_models_own_folder(source):
     (source / "README.md").write_text("a model card")
     tensors = trained(model)
     for _ in range(2):
-        save_checkpoint(model, tensors, source=str(source), path=source)
+        export_model(model, tensors, source=str(source), path=source)
     assert files(source) == set(COMPANIONS) | {
         *("config.json", "generation_config.json", "model.safetensors", "README.md", "notes")
     }
@@ -126,7 +126,7 @@ def test_what_is_left_of_an_earlier_model_is_gone(source, tmp_path):
     for name in (*stale, "loss.csv"):
         (target / name).write_text("old")
     model = load(source)
-    save_checkpoint(model, trained(model), source=str(source), path=target)
+    export_model(model, trained(model), source=str(source), path=target)
     assert not files(target) & set(stale)
     assert (target / "loss.csv").read_text() == "old"
 
@@ -137,13 +137,13 @@ def test_a_folder_that_is_no_model_is_refused(source, tmp_path):
     model = load(source)
     for place in (tmp_path / "photos", source / "config.json"):
         with pytest.raises(ValueError, match="holds something that is no model"):
-            save_checkpoint(model, trained(model), source=str(source), path=place)
+            export_model(model, trained(model), source=str(source), path=place)
     (tmp_path / "empty").mkdir()
-    save_checkpoint(model, trained(model), source=str(source), path=tmp_path / "empty")
+    export_model(model, trained(model), source=str(source), path=tmp_path / "empty")
     assert "model.safetensors" in files(tmp_path / "empty")
 
 
-@pytest.mark.parametrize("failing", ["save_file", "_copy_companions", "_replace"])
+@pytest.mark.parametrize("failing", ["save_file", "copy_companions", "_replace"])
 def test_a_save_that_fails_leaves_the_old_model(source, monkeypatch, failing):
     model = load(source)
     before = saved(source), files(source)
@@ -151,9 +151,9 @@ def test_a_save_that_fails_leaves_the_old_model(source, monkeypatch, failing):
     def disk_is_full(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint, failing, disk_is_full)
+    monkeypatch.setattr(export, failing, disk_is_full)
     with pytest.raises(OSError, match="No space"):
-        save_checkpoint(model, trained(model), source=str(source), path=source)
+        export_model(model, trained(model), source=str(source), path=source)
     assert files(source) == before[1]
     assert all(torch.equal(tensor, before[0][name]) for name, tensor in saved(source).items())
     assert files(source.parent) == {"source"}
@@ -179,7 +179,7 @@ def test_a_rename_that_fails_is_undone_with_those_before_it(source, monkeypatch,
 
     monkeypatch.setattr(Path, "rename", busy)
     with pytest.raises(OSError, match="busy"):
-        save_checkpoint(model, trained(model), source=str(source), path=source)
+        export_model(model, trained(model), source=str(source), path=source)
     # Taken away first, brought last: in between nothing takes the folder for a model.
     assert calls[:2] == ["staging", "config.json"] and "config.json" not in calls[2:-2]
     assert {file.name: file.read_bytes() for file in source.iterdir()} == before
@@ -195,7 +195,7 @@ def test_a_save_changes_nothing_but_the_inside_of_the_folder(source, tmp_path):
     model = load(source)
     before = target.stat(), parent.stat().st_mtime_ns
     for _ in range(2):
-        save_checkpoint(model, trained(model), source=str(source), path=target)
+        export_model(model, trained(model), source=str(source), path=target)
     after = target.stat(), parent.stat().st_mtime_ns
     assert (after[0].st_ino, after[0].st_mode, after[1]) == (before[0].st_ino, before[0].st_mode, before[1])
     assert files(target) == set(COMPANIONS) | {
@@ -215,12 +215,12 @@ def killed_save(model, tensors, folder, when):
             os.kill(os.getpid(), signal.SIGKILL)
 
         if when == "writing":
-            checkpoint._copy_companions = die
+            export.copy_companions = die
         if when == "renaming":
             Path.rename = lambda self, target: die() if self.parent.name == "new" else rename(self, target)
         if when == "done":
-            checkpoint.shutil.rmtree = die
-        save_checkpoint(model, tensors, source=str(folder), path=folder)
+            export.shutil.rmtree = die
+        export_model(model, tensors, source=str(folder), path=folder)
     finally:
         os._exit(1)
 
@@ -240,7 +240,7 @@ def test_what_a_killed_save_leaves_is_whole_or_no_model_and_goes_with_the_next(s
         loaded = dict(load(source).named_parameters())
         assert all(torch.equal(parameter, whole[name]) for name, parameter in loaded.items())
     other = load(source) if when != "renaming" else model
-    save_checkpoint(other, trained(other), source=str(source), path=source)
+    export_model(other, trained(other), source=str(source), path=source)
     assert not any(name.startswith(".") for name in files(source))
     assert "which an interrupted save has left" in caplog.text
     expected = trained(other)
@@ -255,7 +255,7 @@ def test_sub_folders_stay(source, tmp_path):
         (target / name).parent.mkdir()
         (target / name).write_text("old")
     model = load(source)
-    save_checkpoint(model, trained(model), source=str(source), path=target)
+    export_model(model, trained(model), source=str(source), path=target)
     assert (target / "original" / "consolidated.00.pth").read_text() == "old"
     assert (target / "tokenizers" / "tokenizer.json").read_text() == "old"
     # These are part of the tokenizer.
@@ -266,14 +266,14 @@ def test_a_source_that_is_gone_is_named_before_anything_is_written(source, tmp_p
     model = load(source)
     source.rename(tmp_path / "moved")
     with pytest.raises(FileNotFoundError, match="source, which the model was loaded from, is gone"):
-        save_checkpoint(model, trained(model), source=str(source), path=tmp_path / "target")
+        export_model(model, trained(model), source=str(source), path=tmp_path / "target")
     assert not (tmp_path / "target").exists()
 
 
 def test_a_link_to_a_folder_stays_one(source, tmp_path):
     (tmp_path / "latest").symlink_to(source)
     model = load(source)
-    save_checkpoint(model, trained(model), source=str(source), path=tmp_path / "latest")
+    export_model(model, trained(model), source=str(source), path=tmp_path / "latest")
     assert (tmp_path / "latest").is_symlink()
     assert torch.equal(saved(source)["lm_head.weight"], trained(model)["lm_head.weight"])
 
@@ -283,7 +283,7 @@ def test_config_and_tensors_are_of_the_dtype_that_was_trained(tmp_path, dtype):
     """Whatever the dtype of the model that training started from."""
     tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path / "source")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=dtype)
-    save_checkpoint(model, trained(model), source=str(tmp_path / "source"), path=tmp_path / "copy")
+    export_model(model, trained(model), source=str(tmp_path / "source"), path=tmp_path / "copy")
     assert {tensor.dtype for tensor in saved(tmp_path / "copy").values()} == {dtype}
     config = json.loads((tmp_path / "copy" / "config.json").read_text())
     assert config["dtype"] == str(dtype).removeprefix("torch.")

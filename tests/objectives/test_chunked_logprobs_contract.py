@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_algos.objectives import _chunked_projection as projection
 from rlhf_algos.objectives import chunked_logprobs
+from rlhf_algos.objectives import chunked_projection as projection
 from tests.objectives.projection_cases import make, plain
 
 
@@ -69,7 +69,7 @@ def test_nothing_as_large_as_the_logits_is_made_or_kept():
 
 @pytest.mark.parametrize("product_dtype", [torch.float32, torch.bfloat16])
 def test_bfloat16_inputs(product_dtype, monkeypatch):
-    monkeypatch.setattr(projection, "_product_dtype", lambda dtype, device: product_dtype)
+    monkeypatch.setattr(projection, "product_dtype_of", lambda dtype, device: product_dtype)
     hidden, weight, bias, targets, head_ids = make(tokens=64, vocabulary=96, width=16, dtype=torch.bfloat16)
     options = {"head_ids": head_ids, "temperature": 0.8}
     got = chunked_logprobs(hidden, weight, targets, bias=bias, with_entropy=True, chunk_size=40, **options)
@@ -106,7 +106,7 @@ def test_weight_may_be_released_and_gathered_again():  # DeepSpeed ZeRO-3
     ("product_dtype", "autocast_dtype"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float16)]
 )
 def test_autocast_changes_nothing(product_dtype, autocast_dtype, monkeypatch):
-    monkeypatch.setattr(projection, "_product_dtype", lambda dtype, device: product_dtype)
+    monkeypatch.setattr(projection, "product_dtype_of", lambda dtype, device: product_dtype)
     hidden, weight, _, targets, _ = make(dtype=torch.bfloat16)
 
     def run():

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_algos.objectives import combine_mismatch, finalize_mismatch, mismatch_sums
+from rlhf_algos.objectives import finalize_mismatch, mismatch_sums
+from rlhf_algos.objectives.mismatch import MAX_ENTRIES
 
 KEYS = {
     "train_rollout_logprob_abs_diff",
@@ -90,10 +91,16 @@ def test_untrained_positions_are_never_read(garbage):
     assert expected["token_count"] == 2
 
 
+def combined(first, second):
+    """As the docstring says: all entries are added, but the maximum."""
+    both = {name: (value, second[name]) for name, value in first.items()}
+    return {name: max(values) if name in MAX_ENTRIES else sum(values) for name, values in both.items()}
+
+
 def test_split_over_ranks_with_unequal_counts():
     whole = finalize_mismatch(sums_of([0.3, 1.0, 1.0, 4.0]))
     assert whole["ratio_outside_fraction"] == 0.5  # a mean of means over [1/3, 1] would be 2/3
-    parts = combine_mismatch(sums_of([0.3, 1.0, 1.0]), sums_of([4.0]))
+    parts = combined(sums_of([0.3, 1.0, 1.0]), sums_of([4.0]))
     assert finalize_mismatch(parts) == pytest.approx(whole)
 
 
@@ -101,7 +108,7 @@ def test_masked_ranks_do_not_count_as_zero():
     masked = sums_of([7.0], [False])
     total = sums_of([math.e])
     for part in (masked, sums_of([math.e]), masked):
-        total = combine_mismatch(total, part)
+        total = combined(total, part)
     assert finalize_mismatch(total)["train_rollout_logprob_abs_diff"] == pytest.approx(1.0)
 
 
@@ -119,8 +126,8 @@ def test_any_split_gives_the_same_metrics(tokens, cut):
     def part(items):
         return sums_of([r for r, _ in items], [m for _, m in items]) if items else sums_of([])
 
-    combined = finalize_mismatch(combine_mismatch(part(tokens[:cut]), part(tokens[cut:])))
-    assert combined == pytest.approx(finalize_mismatch(part(tokens)), abs=1e-12)
+    split = finalize_mismatch(combined(part(tokens[:cut]), part(tokens[cut:])))
+    assert split == pytest.approx(finalize_mismatch(part(tokens)), abs=1e-12)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -148,5 +155,3 @@ def test_refusals():
         mismatch_sums(zeros, zeros[:1], mask)
     with pytest.raises(TypeError, match="old_logprobs"):
         mismatch_sums(zeros.bfloat16(), zeros, mask)
-    with pytest.raises(KeyError, match="same entries"):
-        combine_mismatch(sums_of([1.0]), {})

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_algos.objectives import ppo_clip_loss, reinforce_loss
+from rlhf_algos.objectives import loss_weights, ppo_clip_loss, reduce_loss, reinforce_loss, sequence_clip_loss
 
 
 def run(ratios, advantages, **options):
@@ -181,3 +181,115 @@ def test_a_ratio_at_the_dual_clip_itself_is_still_followed():
     loss.sum().backward()
     assert not clipped.item()
     assert logprobs.grad.item() == ratio
+
+
+# ---- one ratio per response (3.5 to 3.8) ---------------------------------------------------------------------------
+
+
+def run_sequences(log_ratios, advantages, samples, mask=None, **options):
+    """Loss, gradient with respect to log p, and clipped, in float64."""
+    logprobs = (torch.tensor(log_ratios, dtype=torch.float64) - 1.5).requires_grad_()
+    old = torch.full_like(logprobs, -1.5, requires_grad=True)
+    values = torch.tensor(advantages, dtype=torch.float64, requires_grad=True)
+    trained = torch.ones(len(log_ratios), dtype=torch.bool) if mask is None else torch.tensor(mask)
+    loss, clipped = sequence_clip_loss(logprobs, old, values, torch.tensor(samples), trained, **options)
+    loss.sum().backward()
+    assert old.grad is None
+    assert values.grad is None
+    return loss.tolist(), logprobs.grad.tolist(), clipped.tolist()
+
+
+def slow_sequence_loss(logprobs, old, advantages, samples, mask, low, high):
+    """(3.6) averaged over responses, one response at a time; autograd makes the gradient (3.7)."""
+    total, responses = torch.zeros((), dtype=torch.float64), sorted(set(samples[mask].tolist()))
+    for sample in responses:
+        mine = (samples == sample) & mask
+        ratio = (logprobs[mine] - old[mine]).mean().exp()
+        advantage = advantages[mine][0]
+        total = total - torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+    return total / len(responses)
+
+
+def test_the_worked_case_of_a_response():
+    s = math.exp(0.05)
+    loss, gradient, clipped = run_sequences([0.2, -0.1], [1.0, 1.0], [7, 7])
+    assert loss == pytest.approx([-1.0004, -1.0004]) and gradient == [0, 0] and clipped == [True, True]
+    loss, gradient, clipped = run_sequences([0.2, -0.1], [-1.0, -1.0], [7, 7])
+    assert loss == pytest.approx([s, s]) and gradient == pytest.approx([s, s]) and clipped == [False, False]
+    # Far below the band a negative advantage is clipped, a positive one followed.
+    loss, gradient, clipped = run_sequences([-0.2, -0.4, -0.3], [-1.0, -1.0, 2.0], [1, 1, 2])
+    assert loss == pytest.approx([0.9997, 0.9997, -2 * math.exp(-0.3)])
+    assert gradient == pytest.approx([0, 0, -2 * math.exp(-0.3)]) and clipped == [True, True, False]
+
+
+def test_a_token_beyond_the_band_is_followed_if_its_response_is_within():
+    loss, gradient, clipped = run_sequences([3.0, -3.0], [1.0, 1.0], [0, 0])
+    assert loss == [-1, -1] and gradient == [-1, -1] and clipped == [False, False]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_equals_the_slow_reference(data):
+    """Value and gradient with the reduction that GSPO has, in any order, with untrained tokens."""
+    size = data.draw(st.integers(1, 9))
+    numbers = st.lists(st.floats(-0.3, 0.3), min_size=size, max_size=size)
+    samples = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size)))
+    mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
+    mask[0] = True
+    advantages = torch.tensor([1.5, -1.0, 0.5, -0.2], dtype=torch.float64)[samples]
+    old = torch.tensor(data.draw(numbers), dtype=torch.float64) - 2
+    first = (torch.tensor(data.draw(numbers), dtype=torch.float64) - 2).requires_grad_()
+    second = first.detach().clone().requires_grad_()
+    loss, _ = sequence_clip_loss(first, old, advantages, samples, mask, clip_low=0.05, clip_high=0.07)
+    weights = loss_weights(mask, samples, 4, mode="seq-mean-token-mean").double()
+    value = reduce_loss(loss, weights)
+    expected = slow_sequence_loss(second, old, advantages, samples, mask, 0.05, 0.07)
+    assert value.item() == pytest.approx(expected.item(), abs=1e-6)
+    value.backward(), expected.backward()
+    assert torch.allclose(first.grad, second.grad, atol=1e-6)
+    assert (first.grad[~mask] == 0).all()
+
+
+def test_the_sequence_gradient_agrees_with_finite_differences_of_the_value():
+    """(3.8) has the value and the gradient of (3.6): the mean over a response is what is differentiated."""
+    samples, mask = torch.tensor([4, 9, 4, 9, 4]), torch.tensor([True, True, True, False, True])
+    old = torch.full((5,), -1.0, dtype=torch.float64)
+    advantages = torch.tensor([1.0, -2.0, 1.0, -2.0, 1.0], dtype=torch.float64)
+    logprobs = torch.tensor([-1.001, -1.3, -0.9, -1.0, -1.1], dtype=torch.float64, requires_grad=True)
+    counts = torch.tensor([3.0, 1.0, 3.0, 1.0, 3.0], dtype=torch.float64)
+
+    def value(at):
+        return (sequence_clip_loss(at, old, advantages, samples, mask, clip_low=0.4, clip_high=0.4)[0] / counts).sum()
+
+    (gradient,) = torch.autograd.grad(value(logprobs), logprobs)
+    for place in range(5):
+        step = torch.zeros(5, dtype=torch.float64)
+        step[place] = 1e-6
+        difference = (value(logprobs.detach() + step) - value(logprobs.detach() - step)) / 2e-6
+        assert gradient[place].item() == pytest.approx(difference.item(), abs=1e-8)
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+def test_untrained_tokens_of_a_response_are_never_read(garbage):
+    clean = run_sequences([0.1, 0.0, 0.2], [1.0, 1.0, 1.0], [0, 0, 0], [True, False, True])
+    dirty = run_sequences([0.1, garbage, 0.2], [1.0, garbage, 1.0], [0, 0, 0], [True, False, True])
+    assert clean == dirty and clean[0][1] == clean[1][1] == 0
+
+
+def test_a_response_beyond_the_clamp_stays_finite_and_is_not_followed():  # (5.6)
+    loss, gradient, clipped = run_sequences([20.0], [-1.0], [0])
+    assert loss == gradient == pytest.approx([math.exp(20)]) and clipped == [False]
+    loss, gradient, clipped = run_sequences([-500.0, 300.0], [1.0, -1.0], [0, 1])
+    assert loss == pytest.approx([-math.exp(-20), math.exp(20)]) and gradient == [0, 0] and clipped == [False, False]
+
+
+def test_inputs_of_the_sequence_loss_are_checked():
+    zeros, samples, mask = torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+    with pytest.raises(ValueError, match="clip_low must lie in"):
+        sequence_clip_loss(zeros, zeros, zeros, samples, mask, clip_low=1.5)
+    with pytest.raises(TypeError, match="sample_ids"):
+        sequence_clip_loss(zeros, zeros, zeros, zeros, mask)
+    with pytest.raises(ValueError, match="loss_mask must have the shape of logprobs"):
+        sequence_clip_loss(zeros, zeros, zeros, samples, mask[:1])
+    empty, _ = sequence_clip_loss(zeros, zeros, zeros, samples, ~mask)
+    assert empty.tolist() == [0, 0]

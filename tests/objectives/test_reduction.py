@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_algos.objectives import loss_weights, reduce_loss, reinforce_loss, zero_untrained
+from rlhf_algos.objectives import loss_weights, reduce_loss
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 # Response 0: losses 1 2 3, the last untrained.  Response 1: loss 4.  Response 2: only untrained.
@@ -113,16 +113,6 @@ def test_garbage_at_untrained_positions_changes_neither_value_nor_gradient(garba
     assert losses.grad.tolist() == [0.5, 0.0, 0.5]
 
 
-def test_zero_untrained_protects_the_inputs_of_a_loss():
-    mask = torch.tensor([True, False, False])
-    logprobs = torch.tensor([-1.0, math.nan, -2.0], requires_grad=True)
-    advantages = torch.tensor([2.0, 1.0, math.inf])
-    losses = reinforce_loss(zero_untrained(logprobs, mask), zero_untrained(advantages, mask))
-    reduce_loss(losses, weights_for(mask.tolist(), [0, 0, 0], 1, "token-mean")).backward()
-    assert losses.tolist() == [2.0, 0.0, 0.0]
-    assert logprobs.grad.tolist() == [-2.0, 0.0, 0.0]
-
-
 batches = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(-5, 5, width=32)), min_size=1, max_size=24)
 
 
@@ -186,5 +176,3 @@ def test_refusals():
         loss_weights(mask, samples[:2], 3, mode="token-mean")
     with pytest.raises(ValueError, match="weights must have the shape of per_token_loss"):
         reduce_loss(torch.zeros(2), torch.zeros(1))
-    with pytest.raises(TypeError, match="loss_mask"):
-        zero_untrained(torch.zeros(2), torch.zeros(2))

@@ -12,14 +12,26 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("rlhf_algos", "algorithms", "envs", "examples", "benchmarks", "tests")
 
 # Which of our parts a part may import, itself apart.
-ENGINE = {"batch", "objectives", "corrections", "routing_replay", "weight_sync", "envs", "rollout", "learner"}
+ENGINE = {
+    "batch",
+    "objectives",
+    "corrections",
+    "routing_replay",
+    "weight_sync",
+    "envs",
+    "rollout",
+    "learner",
+    "plugins",
+}
 MAY_IMPORT = {
     "batch": {"batch_file", "sampled_with"},
     "batch_file": {"sampled_with"},
     "sampled_with": set(),
     "objectives": set(),
     "models": set(),
-    "report": set(),
+    "metrics": set(),
+    "report": {"metrics", "runs"},
+    "runs": set(),
     "owned_folders": set(),
     "local_ray": set(),
     "importing": set(),
@@ -27,28 +39,59 @@ MAY_IMPORT = {
     "doctor": {"owned_folders"},
     "cli": {"doctor", "report", "commands"},
     "__main__": {"cli"},
-    "corrections": {"objectives"},
-    "routing_replay": {"batch"},
-    "weight_sync": {"batch", "owned_folders"},
+    "plugins": set(),
+    "corrections": {"objectives", "plugins"},
+    "routing_replay": {"batch", "plugins"},
+    "weight_sync": {"batch", "owned_folders", "plugins"},
     "envs": {"batch"},
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync", "importing"},
     "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync", "importing"},
-    "algorithms": ENGINE | {"models", "report", "local_ray", "engine_arguments"},
-    "commands": {"algorithms", "batch", "corrections", "report", "routing_replay", "local_ray", "engine_arguments"},
+    "driver": {"batch", "envs", "local_ray", "metrics", "models", "objectives", "rollout", "weight_sync"},
+    "algorithms": ENGINE | {"driver", "models", "engine_arguments", "owned_folders"},
+    "analysis": {
+        "algorithms",
+        "driver",
+        "batch",
+        "corrections",
+        "envs",
+        "metrics",
+        "objectives",
+        "plugins",
+        "routing_replay",
+    },
+    "commands": {
+        "algorithms",
+        "analysis",
+        "batch",
+        "driver",
+        "metrics",
+        "plugins",
+        "report",
+        "runs",
+        "routing_replay",
+        "local_ray",
+        "engine_arguments",
+    },
 }
-# `rollout` for benchmarks that measure the engine by itself, `cli` for an example that is a command with other values.
+# `rollout` and `driver` for benchmarks that measure one part by itself, `cli` for an example that is a command with
+# other values.
 PUBLIC = {
     "algorithms",
+    "analysis",
     "batch",
     "cli",
     "corrections",
+    "driver",
     "envs",
     "local_ray",
+    "metrics",
     "models",
     "objectives",
     "report",
     "rollout",
     "routing_replay",
+    "runs",
+    "weight_sync",
 }
 # `ray.rllib.algorithms` also holds AlgorithmConfig, the type of an argument of RLlib's runners and learners.
 ARGUMENT_TYPES = "ray.rllib.algorithms.algorithm_config"

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_algos.metrics import metric_of
 from rlhf_algos.report.final_values import estimate, final_values, markdown, t_interval, wilson_interval
 from rlhf_algos.report.groups import Group
-from rlhf_algos.report.metrics import SECTIONS, Metric
+from rlhf_algos.report.metrics import SECTIONS
 from rlhf_algos.report.run import Run
 from rlhf_algos.report.series import chart_of, charts_of, series_of
 from tests.report.hand_made import DIFFERENCE, GREEDY, REWARD, SAMPLED
 
-REWARD_METRIC = Metric(REWARD, "training reward", in_table=True)
-SAMPLED_METRIC = Metric(SAMPLED, "held-out, sampled", in_table=True)
+REWARD_METRIC = metric_of(REWARD)
+SAMPLED_METRIC = metric_of(SAMPLED)
 EVALUATED = {
     "env_runners/episode_return_min": 0.0,
     "env_runners/episode_return_max": 1.0,

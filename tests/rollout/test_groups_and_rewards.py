@@ -4,16 +4,18 @@ import itertools
 import random
 import re
 from fractions import Fraction
+from functools import partial
 from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 
-from rlhf_algos.algorithms.base.advantages import with_advantages
-from rlhf_algos.algorithms.base.metrics import lifetime_counts, rollout_metrics
 from rlhf_algos.algorithms.grpo import GRPOConfig
+from rlhf_algos.driver.advantages import with_advantages
+from rlhf_algos.driver.batch_metrics import lifetime_counts, rollout_metrics
 from rlhf_algos.envs import PromptEnv, RewardError, check_env
+from rlhf_algos.objectives import group_advantages
 from tests.fake_engine import END, fake_runner
 
 
@@ -103,7 +105,8 @@ def played(rewards, *, env=None, normalize_std=True, unscorable="stop"):
 
     runner = toy_runner(env or Given, group_size=len(rewards), unscorable_responses=unscorable)
     batch, _ = runner.sample_groups([0], weight_version=0)
-    return with_advantages(batch, normalize_std=normalize_std, unscorable=unscorable)
+    rule = partial(group_advantages, normalize_std=normalize_std)
+    return with_advantages(batch, rule, unscorable=unscorable)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.batch import FINISH_LENGTH, FINISH_STOP
 from rlhf_algos.envs import PromptEnv
-from rlhf_algos.rollout.mismatch_injection import NO_INJECTION
 from rlhf_algos.rollout.plans import plan_of_evaluation, plan_of_groups
 from rlhf_algos.rollout.stages import stages_of
+from rlhf_algos.weight_sync.mismatch_injection import NO_INJECTION
 from tests.fake_engine import END, ZERO, FakeEngine, fake_runner, prompts_of
 from tests.rollout.playing import Counted, answers_its_number, plan_for, played, player_on, settings_for
 
@@ -200,7 +200,7 @@ def test_nothing_that_fits_is_no_batch():
 def test_an_actor_with_other_weights_refuses_to_sample():
     config = GRPOConfig().environment(Counted).training(group_size=2).debugging(seed=0)
     runner = fake_runner(config)
-    runner.load_weights([], 3, injection=NO_INJECTION, seed=0)
+    runner.load_weights([], 3, injection=NO_INJECTION)
     with pytest.raises(RuntimeError, match="has weight version 3, the driver expects 4"):
         runner.sample_groups([0], weight_version=4)
     batch, _ = runner.sample_groups([0], weight_version=3)

@@ -26,7 +26,7 @@ HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embed
 @pytest.fixture
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""
-    monkeypatch.setattr(adapters, "_ADAPTERS", dict(adapters._ADAPTERS))
+    monkeypatch.setattr(adapters, "ADAPTERS", dict(adapters.ADAPTERS))
 
 
 class Router(nn.Module):

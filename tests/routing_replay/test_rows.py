@@ -8,13 +8,11 @@ from rlhf_algos.learner.packed_attention import attention_for
 from rlhf_algos.learner.packing import plan_micro_batches
 from rlhf_algos.routing_replay import (
     RouteReplayer,
-    cut_routes,
     join_routes,
     moe_layer_routes,
     moe_layers,
     packed_routes,
     route_dtype,
-    token_routes,
 )
 from tests.routing_replay.batches import logprobs_by_sample, make_batch
 from tests.routing_replay.models import (
@@ -71,7 +69,6 @@ def test_a_later_turn_fills_what_the_earlier_one_lacked():
     first, second = rows(10, 11, 12, 13), rows(20, 21, 22, 23, 24, 25, 26, 27)
     joined = join_routes([first, second])
     assert values(joined) == [10, 11, 12, 13, 24, 25, 26, 27]
-    assert values(token_routes(joined, 9)) == [10, 11, 12, 13, 24, 25, 26, 27, -1]
 
 
 def test_three_turns():
@@ -87,18 +84,8 @@ def test_a_resumed_response_keeps_the_routes_its_first_tokens_were_sampled_with(
     """Leg 1: prompt 3 + 2 tokens. Leg 2: these 5 as input + 3 new."""
     joined = join_routes([rows(A, A, A, A), rows(B, B, B, B, B, B, B)])
     assert joined.dtype == np.uint8
-    assert values(token_routes(joined, 8)) == [A, A, A, A, B, B, B, -1]
-
-
-def test_routes_are_cut_with_their_tokens():
-    joined = join_routes([rows(A, A, A, A), rows(B, B, B, B, B, B, B)])
-    assert values(token_routes(joined, 6)) == [A, A, A, A, B, B]
-    # A batch holds the routes of all positions but the last.
-    cut = cut_routes(joined, 6)
-    assert values(cut) == [A, A, A, A, B]
-    batch = make_batch([[1, 2, 3]], [[4, 5, 6]], cut)
-    lengths = (len(batch.prompt_ids) + len(batch.response_ids), len(batch.loss_mask), len(batch.rollout_logprobs))
-    assert (*lengths, len(packed_routes(batch))) == (6, 3, 3, 6)
+    batch = make_batch([[1, 2, 3]], [[4, 5, 6, 7, 8]], joined)
+    assert values(packed_routes(batch)) == [A, A, A, A, B, B, B, -1]
 
 
 @pytest.mark.parametrize(
@@ -117,13 +104,6 @@ def test_routes_are_cut_with_their_tokens():
 def test_legs_that_do_not_fit(legs, message):
     with pytest.raises(ValueError, match=message):
         join_routes(legs)
-
-
-def test_a_hole_is_an_error():
-    with pytest.raises(ValueError, match="6 tokens needs routes of its first 5 positions, got 4"):
-        token_routes(rows(1, 2, 3, 4), 6)
-    with pytest.raises(ValueError, match="6 tokens needs routes of its first 5 positions, got 4"):
-        cut_routes(rows(1, 2, 3, 4), 6)
 
 
 # ---- routes follow their sample -----------------------------------------------------------------------------------

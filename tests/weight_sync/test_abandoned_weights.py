@@ -12,9 +12,9 @@ import pytest
 
 from rlhf_algos.doctor import check_shared_memory
 from rlhf_algos.owned_folders import OWNER_FILE, FoundFolder, found_folders, remove_abandoned
-from rlhf_algos.weight_sync import SharedWeights
+from rlhf_algos.weight_sync import SharedMemory
 
-# What `SharedWeights` does, without the seconds that torch takes to be imported.
+# What `SharedMemory` does, without the seconds that torch takes to be imported.
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -27,8 +27,8 @@ print(owned.path, flush=True)
 WITH_TORCH = """
 import sys
 from pathlib import Path
-from rlhf_algos.weight_sync import SharedWeights
-shared = SharedWeights(Path(sys.argv[1]))
+from rlhf_algos.weight_sync import SharedMemory
+shared = SharedMemory(Path(sys.argv[1]))
 shared.path(0).write_bytes(b"w")
 print(shared.folder, flush=True)
 """
@@ -73,7 +73,7 @@ def test_the_next_start_removes_what_killed_runs_have_left_and_no_living_run(tmp
     assert folders(tmp_path) == left | {of_living}
 
     with caplog.at_level(logging.WARNING):
-        shared = SharedWeights(tmp_path)
+        shared = SharedMemory(tmp_path)
 
     assert folders(tmp_path) == {of_living, str(shared.folder)}
     assert f"Removed {left.pop()} (2.0 MiB), which a process that was killed has left." in caplog.text
@@ -96,7 +96,7 @@ def test_an_interpreter_that_ends_frees_it(tmp_path, then, status):
 
 
 def test_weights_that_nobody_holds_are_freed(tmp_path):
-    shared = SharedWeights(tmp_path)
+    shared = SharedMemory(tmp_path)
     assert folders(tmp_path) == {str(shared.folder)}
     del shared
     assert folders(tmp_path) == set()
@@ -122,7 +122,7 @@ def test_a_folder_without_an_owner_is_left_alone_and_named(tmp_path, caplog):
     assert caplog.text == ""
     os.utime(unowned, (0, 0))
     with caplog.at_level(logging.WARNING):
-        SharedWeights(tmp_path).close()
+        SharedMemory(tmp_path).close()
     assert f"{unowned} (1.0 MiB) names no owner and is left alone" in caplog.text
     assert unowned.is_dir()
 
@@ -160,7 +160,7 @@ def test_links_and_files_of_such_a_name_stop_no_start(tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING):
         assert remove_abandoned(parent) == []
-        SharedWeights(parent).close()
+        SharedMemory(parent).close()
 
     assert set(tmp_path.rglob("*")) == before
     assert "Removed" not in caplog.text
@@ -185,7 +185,7 @@ def test_what_could_not_be_removed_is_not_called_removed(tmp_path, caplog, monke
 
 
 def test_doctor_names_what_is_left(tmp_path):
-    shared = SharedWeights(tmp_path)
+    shared = SharedMemory(tmp_path)
     for name, owned in (("killed", True), ("old", False)):
         folder = tmp_path / f"rlhf_algos-{name}"
         folder.mkdir()
@@ -221,7 +221,7 @@ def test_a_failed_write_leaves_no_partial_file(tmp_path, monkeypatch):
 
 
 def test_the_partial_file_of_a_dead_writer_goes_with_its_version(tmp_path):
-    shared = SharedWeights(tmp_path)
+    shared = SharedMemory(tmp_path)
     for version in (1, 2):
         shared.path(version).with_suffix(".partial").touch()
     shared.path(2).touch()

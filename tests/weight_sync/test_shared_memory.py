@@ -1,22 +1,37 @@
 """Weights through shared memory: exact, named, and never half."""
 
 import json
+import pickle
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_algos.weight_sync import SharedWeights, check_layout, read_weights
-from rlhf_algos.weight_sync.shared_memory import write_weights
+from rlhf_algos.weight_sync import SharedMemory, check_layout
+from rlhf_algos.weight_sync.shared_memory import read_weights, write_weights
 
 
 @pytest.fixture
 def shared(tmp_path):
-    weights = SharedWeights(tmp_path)
+    weights = SharedMemory(tmp_path)
     yield weights
     weights.close()
     assert not weights.folder.exists()
+
+
+def test_a_copy_sends_and_receives_and_owns_nothing(shared):
+    learner, actor = (pickle.loads(pickle.dumps(shared)) for _ in range(2))
+    learner.send({"a": torch.arange(3.0)}, 4)
+    assert actor.receive(4)["a"].tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(FileNotFoundError, match=r"weights-5\.safetensors is not visible here"):
+        actor.receive(5)
+    learner.close(), actor.close()
+    del learner, actor
+    assert shared.receive(4)["a"].tolist() == [0.0, 1.0, 2.0]
+    shared.path(4).rename(shared.path(6))
+    with pytest.raises(ValueError, match="holds the weights of version 4"):
+        shared.receive(6)
 
 
 def test_tensors_come_back_bit_for_bit(shared):
@@ -63,7 +78,7 @@ def test_an_invisible_file_says_why(tmp_path):
 
 def test_a_missing_shared_memory_says_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="Mount a tmpfs there"):
-        SharedWeights(tmp_path / "nowhere")
+        SharedMemory(tmp_path / "nowhere")
 
 
 def test_a_full_shared_memory_says_how_much_is_needed(shared, monkeypatch):

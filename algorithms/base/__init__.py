@@ -1,6 +1,0 @@
-"""What all algorithms of this library share: their configuration and the loop from prompts to new weights."""
-
-from rlhf_algos.algorithms.base.algorithm import LanguageModelAlgorithm
-from rlhf_algos.algorithms.base.config import LanguageModelAlgorithmConfig
-
-__all__ = ["LanguageModelAlgorithm", "LanguageModelAlgorithmConfig"]

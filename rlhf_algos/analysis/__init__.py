@@ -1,0 +1,1 @@
+"""What-if tools on fixed batches: corrections side by side, and the parts of a mismatch."""
