@@ -3,7 +3,8 @@
     python benchmarks/learning.py --json docs/data/learning.json --plot docs/images/learning.png
     python benchmarks/learning.py --algorithm reinforce_sc --json docs/data/learning_reinforce_sc.json
 
-Prints for each seed the held-out accuracy of sampled and of greedy answers before and after, and the time.
+Prints for each seed the held-out accuracy of sampled and of greedy answers before and after, and the time. Each seed
+leaves a run folder, of which `rlhf-algos report` makes a page.
 Exit status 1 if a seed's sampled accuracy rises by less than 0.15, its greedy accuracy falls, or it takes more than
 five minutes.
 """
@@ -15,6 +16,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +26,44 @@ from matplotlib.figure import Figure
 from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.local_ray import start_ray
+from rlhf_algos.metrics import EVALUATION, LEARNER, ROLLOUT
+from rlhf_algos.runs import RunFolder, record_run, recorded_state
 
 LEAST_RISE = 0.15
 MOST_SECONDS = 300
 
 
-def run_seed(algorithm_name: str, seed: int, iterations: int, evaluate_every: int) -> dict[str, Any]:
-    """Trains one seed; returns its curve."""
-    config = algorithm_class(algorithm_name).get_default_config()
-    algorithm = addition(config, iterations=iterations, seed=seed).build_algo()
+def run_seed(algorithm_name: str, seed: int, iterations: int, evaluate_every: int, runs: Path) -> dict[str, Any]:
+    """Trains one seed, into a run folder; returns its curve."""
+    config = addition(algorithm_class(algorithm_name).get_default_config(), iterations=iterations, seed=seed)
+    folder = RunFolder(runs, f"{algorithm_name}-seed-{seed}")
+    folder.write_config({"algorithm": algorithm_name} | config.to_dict())
+    algorithm = config.build_algo()
     started = time.monotonic()
     curve: list[dict[str, float]] = []
+    rewards: list[float] = []
+    mismatch: list[float] = []
 
-    def evaluate(iteration: int) -> None:
-        result = algorithm.evaluate()["env_runners"]
-        if result["held_out"] != 1.0:
-            raise RuntimeError(f"The evaluation played split {result['split']!r}, which is not held out.")
-        row = {
+    def tell(iteration: int, row: Mapping[str, float]) -> None:
+        if iteration:
+            rewards.append(row[f"{ROLLOUT}/episode_return_mean"])
+            mismatch.append(row[f"{LEARNER}/train_rollout_logprob_abs_diff"])
+        if f"{EVALUATION}/episode_return_mean" not in row:
+            return
+        if row[f"{EVALUATION}/held_out"] != 1.0:
+            raise RuntimeError("The evaluation played a split that is not held out.")
+        point = {
             "iteration": iteration,
-            "sampled": result["episode_return_mean"],
-            "greedy": result["greedy_return_mean"],
+            "sampled": row[f"{EVALUATION}/episode_return_mean"],
+            "greedy": row[f"{EVALUATION}/greedy_return_mean"],
             "seconds": time.monotonic() - started,
         }
-        curve.append(row)
-        print(f"seed {seed}  " + "  ".join(f"{key} {value:.3f}" for key, value in row.items()), flush=True)
+        curve.append(point)
+        print(f"seed {seed}  " + "  ".join(f"{key} {value:.3f}" for key, value in point.items()), flush=True)
 
     try:
-        evaluate(0)
-        rewards, mismatch = [], []
-        for iteration in range(1, iterations + 1):
-            result = algorithm.train()
-            rewards.append(float(result["env_runners"]["episode_return_mean"]))
-            mismatch.append(result["learners"]["default_policy"]["train_rollout_logprob_abs_diff"])
-            if iteration % evaluate_every == 0:
-                evaluate(iteration)
+        with recorded_state(folder):
+            record_run(algorithm, iterations, folder, evaluate_every=evaluate_every, tell=tell)
     finally:
         algorithm.stop()
     return {"seed": seed, "curve": curve, "rewards": rewards, "train_rollout_logprob_abs_diff": mismatch}
@@ -96,13 +102,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--evaluate-every", type=int, default=10)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders are made")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     start_ray(log_to_driver=False, logging_level="error")
     try:
         runs = [
-            run_seed(arguments.algorithm, seed, arguments.iterations, arguments.evaluate_every)
+            run_seed(arguments.algorithm, seed, arguments.iterations, arguments.evaluate_every, arguments.runs)
             for seed in arguments.seeds
         ]
     finally:

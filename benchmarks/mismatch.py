@@ -28,6 +28,7 @@ from rich.progress import track
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSC, ReinforceSCConfig
 from rlhf_algos.local_ray import start_ray
+from rlhf_algos.runs import train_and_evaluate
 
 CORRECTORS = ("none", "is", "tis", "icepop")
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -60,15 +61,15 @@ def run_cell(algorithm: ReinforceSC, cell: dict[str, Any], arguments: argparse.N
     """Trains one cell; returns its curve and its diagnostics."""
     started = time.monotonic()
     curve, history = [], defaultdict(list)
-    for iteration in range(arguments.iterations + 1):
-        if iteration % arguments.evaluate_every == 0:
-            result = algorithm.evaluate()["env_runners"]
-            if result["held_out"] != 1.0:
-                raise RuntimeError(f"The evaluation played split {result['split']!r}, which is not held out.")
-            curve.append((iteration, result["episode_return_mean"], result["sampler_episode_return_mean"]))
-        if iteration == arguments.iterations:
-            break
-        result = algorithm.train()
+    every = arguments.evaluate_every
+    for iteration, result in train_and_evaluate(algorithm, arguments.iterations, evaluate_every=every):
+        if "evaluation" in result:
+            evaluated = result["evaluation"]["env_runners"]
+            if evaluated["held_out"] != 1.0:
+                raise RuntimeError(f"The evaluation played split {evaluated['split']!r}, which is not held out.")
+            curve.append((iteration, evaluated["episode_return_mean"], evaluated["sampler_episode_return_mean"]))
+        if not iteration:
+            continue
         learner = result["learners"]["default_policy"]
         for name in ("entropy", "mismatch_kl", "ess", "tis_clipfrac", "grad_norm", "sc_term_abs"):
             if name in learner:

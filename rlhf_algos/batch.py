@@ -104,43 +104,7 @@ class RolloutBatch:
 
     def __post_init__(self) -> None:
         """Checks shapes and dtypes; a contradiction is an error here, not a wrong gradient later."""
-        counts = {
-            "B": len(self.sample_ids),
-            "P": int(self.prompt_lengths.sum()),
-            "T": int(self.response_lengths.sum()),
-        }
-        counts["R"] = counts["P"] + counts["T"] - counts["B"]
-        counts["S"] = 0 if self.support_lengths is None else int(self.support_lengths.sum())
-        for name, (dtype, dimension) in _LAYOUT.items():
-            array = getattr(self, name)
-            if array is None:
-                continue
-            if len(array) != counts[dimension]:
-                raise ValueError(
-                    f"RolloutBatch.{name} has {len(array)} rows, but the batch has "
-                    f"{dimension} = {counts[dimension]} (samples B = {counts['B']}, prompt tokens P = "
-                    f"{counts['P']}, response tokens T = {counts['T']})."
-                )
-            if dtype is not None and array.dtype != dtype:
-                raise ValueError(f"RolloutBatch.{name} must have dtype {np.dtype(dtype)}, got {array.dtype}.")
-        if counts["B"] and int(self.prompt_lengths.min()) < 1:
-            raise ValueError("RolloutBatch.prompt_lengths: every prompt needs at least one token.")
-        if (self.head_ids is None) != (self.head_logprobs is None):
-            raise ValueError("RolloutBatch: head_ids and head_logprobs are recorded together or not at all.")
-        support = (self.support_lengths, self.support_ids, self.support_logprobs)
-        if sum(array is None for array in support) not in (0, 3):
-            raise ValueError(
-                "RolloutBatch: support_lengths, support_ids and support_logprobs are recorded together or not at all."
-            )
-        if self.routes is not None and self.routes.dtype not in (np.uint8, np.uint16):
-            raise ValueError(f"RolloutBatch.routes must be uint8 or uint16, got {self.routes.dtype}.")
-        if self.settings is not None and not isinstance(self.settings, SampledWith):
-            raise ValueError(
-                f"RolloutBatch.settings={self.settings!r} must be a SampledWith, or None if it is not known how the "
-                "batch was sampled (SampledWith.from_dict makes one of a dict)."
-            )
-        if len(np.unique(self.sample_ids)) != counts["B"]:
-            raise ValueError("RolloutBatch.sample_ids must be unique; the same sample was added twice.")
+        _require_consistent(self)
 
     @property
     def num_samples(self) -> int:
@@ -198,7 +162,15 @@ class RolloutBatch:
 
     def select(self, indices: Sequence[int] | np.ndarray) -> RolloutBatch:
         """The samples at `indices`, in that order, with all their tokens."""
-        rows = _rows_of(self, np.asarray(indices, dtype=np.int64))
+        indices = np.asarray(indices, dtype=np.int64)
+        rows = {
+            "B": indices,
+            "P": _token_rows(self.prompt_lengths, indices),
+            "T": _token_rows(self.response_lengths, indices),
+            "R": _token_rows(self.prompt_lengths + self.response_lengths - 1, indices),
+        }
+        if self.support_lengths is not None:
+            rows["S"] = _token_rows(self.support_lengths, rows["T"])
         arrays: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[rows[dimension]]
             for name, (_, dimension) in _LAYOUT.items()
@@ -212,7 +184,24 @@ class RolloutBatch:
         Raises:
             ValueError: on no batch, on a field that only some batches have, or on different settings.
         """
-        return _concatenated(list(batches))
+        batches = list(batches)
+        if not batches:
+            raise ValueError("RolloutBatch.concatenate needs at least one batch.")
+        if any(batch.settings != batches[0].settings for batch in batches):
+            raise ValueError(
+                "RolloutBatch.concatenate: the batches were sampled with different settings: "
+                f"{[batch.settings for batch in batches]}."
+            )
+        arrays: dict[str, Any] = {}
+        for name in _LAYOUT:
+            parts = [getattr(batch, name) for batch in batches]
+            missing = sum(part is None for part in parts)
+            if missing not in (0, len(parts)):
+                raise ValueError(
+                    f"RolloutBatch.concatenate: {name} is recorded in {len(parts) - missing} of {len(parts)} batches."
+                )
+            arrays[name] = None if missing else np.concatenate(parts)
+        return replace(batches[0], **arrays)
 
     @property
     def content_hash(self) -> str:
@@ -253,37 +242,44 @@ class RolloutBatch:
         return {name: getattr(self, name) for name in _LAYOUT if getattr(self, name) is not None}
 
 
-def _concatenated(batches: Sequence[RolloutBatch]) -> RolloutBatch:
-    if not batches:
-        raise ValueError("RolloutBatch.concatenate needs at least one batch.")
-    if any(batch.settings != batches[0].settings for batch in batches):
-        raise ValueError(
-            "RolloutBatch.concatenate: the batches were sampled with different settings: "
-            f"{[batch.settings for batch in batches]}."
-        )
-    arrays: dict[str, Any] = {}
-    for name in _LAYOUT:
-        parts = [getattr(batch, name) for batch in batches]
-        missing = sum(part is None for part in parts)
-        if missing not in (0, len(parts)):
-            raise ValueError(
-                f"RolloutBatch.concatenate: {name} is recorded in {len(parts) - missing} of {len(parts)} batches."
-            )
-        arrays[name] = None if missing else np.concatenate(parts)
-    return replace(batches[0], **arrays)
-
-
-def _rows_of(batch: RolloutBatch, indices: np.ndarray) -> dict[str, np.ndarray]:
-    """By dimension of the layout, the rows of the samples at `indices`."""
-    rows = {
-        "B": indices,
-        "P": _token_rows(batch.prompt_lengths, indices),
-        "T": _token_rows(batch.response_lengths, indices),
-        "R": _token_rows(batch.prompt_lengths + batch.response_lengths - 1, indices),
+def _require_consistent(batch: RolloutBatch) -> None:
+    counts = {
+        "B": len(batch.sample_ids),
+        "P": int(batch.prompt_lengths.sum()),
+        "T": int(batch.response_lengths.sum()),
     }
-    if batch.support_lengths is not None:
-        rows["S"] = _token_rows(batch.support_lengths, rows["T"])
-    return rows
+    counts["R"] = counts["P"] + counts["T"] - counts["B"]
+    counts["S"] = 0 if batch.support_lengths is None else int(batch.support_lengths.sum())
+    for name, (dtype, dimension) in _LAYOUT.items():
+        array = getattr(batch, name)
+        if array is None:
+            continue
+        if len(array) != counts[dimension]:
+            raise ValueError(
+                f"RolloutBatch.{name} has {len(array)} rows, but the batch has "
+                f"{dimension} = {counts[dimension]} (samples B = {counts['B']}, prompt tokens P = "
+                f"{counts['P']}, response tokens T = {counts['T']})."
+            )
+        if dtype is not None and array.dtype != dtype:
+            raise ValueError(f"RolloutBatch.{name} must have dtype {np.dtype(dtype)}, got {array.dtype}.")
+    if counts["B"] and int(batch.prompt_lengths.min()) < 1:
+        raise ValueError("RolloutBatch.prompt_lengths: every prompt needs at least one token.")
+    if (batch.head_ids is None) != (batch.head_logprobs is None):
+        raise ValueError("RolloutBatch: head_ids and head_logprobs are recorded together or not at all.")
+    support = (batch.support_lengths, batch.support_ids, batch.support_logprobs)
+    if sum(array is None for array in support) not in (0, 3):
+        raise ValueError(
+            "RolloutBatch: support_lengths, support_ids and support_logprobs are recorded together or not at all."
+        )
+    if batch.routes is not None and batch.routes.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"RolloutBatch.routes must be uint8 or uint16, got {batch.routes.dtype}.")
+    if batch.settings is not None and not isinstance(batch.settings, SampledWith):
+        raise ValueError(
+            f"RolloutBatch.settings={batch.settings!r} must be a SampledWith, or None if it is not known how the "
+            "batch was sampled (SampledWith.from_dict makes one of a dict)."
+        )
+    if len(np.unique(batch.sample_ids)) != counts["B"]:
+        raise ValueError("RolloutBatch.sample_ids must be unique; the same sample was added twice.")
 
 
 def _token_rows(lengths: np.ndarray, indices: np.ndarray) -> np.ndarray:

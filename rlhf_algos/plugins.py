@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 Plugin = TypeVar("Plugin")
 
@@ -84,7 +84,7 @@ class PluginOption(Generic[Plugin]):
                 f"{self.name}={source!r} is {found!r}, which is not a subclass of {package}.{self.base.__name__}."
             )
         if inspect.isabstract(found):
-            missing = ", ".join(sorted(cast(Any, found).__abstractmethods__))
+            missing = ", ".join(sorted(vars(found)["__abstractmethods__"]))
             raise TypeError(f"{self.name}={source!r} is abstract: use a subclass of it that has {missing}().")
         return found
 

@@ -13,7 +13,7 @@ from rlhf_algos.commands import exit_codes
 from rlhf_algos.commands.errors import ConfigError, message_of, write_traceback
 from rlhf_algos.commands.ray_session import ray_session, set_environment
 from rlhf_algos.commands.sweep_config import SweepConfig, read_sweep_config
-from rlhf_algos.report import RunFolder
+from rlhf_algos.runs import RunFolder
 
 CONFIG = "sweep.json"
 ERROR = "error.txt"

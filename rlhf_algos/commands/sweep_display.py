@@ -16,7 +16,7 @@ from rich.table import Table
 from rlhf_algos.commands.errors import message_of
 from rlhf_algos.commands.measures import MEASURES, heading_for, text_of
 from rlhf_algos.commands.train_display import Lines, Quiet
-from rlhf_algos.report.run_folder import flatten
+from rlhf_algos.runs.values import flatten
 
 
 @dataclass

@@ -11,7 +11,7 @@ from rlhf_algos.commands.errors import message_of
 from rlhf_algos.commands.measures import MEASURES, SECONDS, heading_for, text_of
 from rlhf_algos.commands.trial_names import value_at
 from rlhf_algos.plugins import as_text
-from rlhf_algos.report.run_folder import flatten
+from rlhf_algos.runs.values import flatten
 
 
 @dataclass(frozen=True)

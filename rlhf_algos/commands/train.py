@@ -16,8 +16,9 @@ from rlhf_algos.commands.measures import EVALUATED, GREEDY, REWARD, heading_for,
 from rlhf_algos.commands.ray_session import ray_session, set_environment
 from rlhf_algos.commands.run_config import RunConfig, read_run_config, require_no_grids
 from rlhf_algos.commands.train_display import TrainDisplay, train_display
-from rlhf_algos.report import RunFolder, plot_training, read_progress
-from rlhf_algos.report.run_folder import PROGRESS, flatten
+from rlhf_algos.report import plot_training
+from rlhf_algos.runs import RunFolder, read_progress, record_run, recorded_state
+from rlhf_algos.runs.run_folder import PROGRESS
 
 MODEL = "model"
 PLOT = "reward_and_mismatch.png"
@@ -59,21 +60,18 @@ def train(
         return exit_codes.INTERRUPTED
     folder = RunFolder(runs, run.name)
     folder.write_config(run.recorded(algorithm_config))
-    folder.set_status("running")
     display = train_display(console, run.iterations, quiet=quiet)
+    finished = True
     try:
-        finished = _run(run, algorithm_config, folder, display, ray_address)
+        with recorded_state(folder, message_of):
+            _run(run, algorithm_config, folder, display, ray_address)
     except KeyboardInterrupt:
         finished = False
-    except Exception as error:
-        message = message_of(error)
-        folder.set_status("failed", message)
-        file = write_traceback(error, folder.path / ERROR)
-        print(f"rlhf-algos train: the run failed: {message}\nThe whole error: {file}", file=sys.stderr)
-        return exit_codes.FAILED
-    folder.set_status("finished" if finished else "interrupted")
-    if not finished:
         display.say("Interrupted.")
+    except Exception as error:
+        file = write_traceback(error, folder.path / ERROR)
+        print(f"rlhf-algos train: the run failed: {message_of(error)}\nThe whole error: {file}", file=sys.stderr)
+        return exit_codes.FAILED
     _draw(folder, run)
     _say_what_there_is(folder, display, quiet=quiet)
     return exit_codes.OK if finished else exit_codes.INTERRUPTED
@@ -86,8 +84,8 @@ def _with_seed(config: Any) -> Any:
     return with_seed(config)
 
 
-def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, ray_address: str | None) -> bool:
-    """Returns whether the run came to its end."""
+def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, ray_address: str | None) -> None:
+    """Raises KeyboardInterrupt, once everything is stopped, if the run was stopped before its end."""
     display.say(
         f"Starting {run.algorithm}: Ray, {config.num_env_runners} rollout actor(s) with vLLM, "
         f"{config.num_learners} DeepSpeed learner(s) ..."
@@ -97,7 +95,7 @@ def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, 
         algorithm = config.build_algo()
         at_once = True
         try:
-            finished = _train(run, algorithm, folder, display)
+            interrupted = _train(run, algorithm, folder, display)
             at_once = False
         finally:
             # A second Ctrl-C waits for no actor: ending our own Ray ends them.
@@ -105,29 +103,27 @@ def _run(run: RunConfig, config: Any, folder: RunFolder, display: TrainDisplay, 
                 algorithm.abandon()
             else:
                 algorithm.stop()
-    return finished
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _train(run: RunConfig, algorithm: Any, folder: RunFolder, display: TrainDisplay) -> bool:
+    """Returns whether the run was stopped before its end."""
+
     def announce() -> None:
         display.say("Stopping after this iteration; press Ctrl-C again to stop at once.")
 
     with display, deferred(announce) as interrupts:
-        if run.evaluate_every:
-            display.iteration(0, folder.append(0, {"evaluation": algorithm.evaluate()}))
-        for number in range(1, run.iterations + 1):
-            if interrupts.requested:
-                break
-            result = algorithm.train()
-            last = number == run.iterations
-            due = run.evaluate_every and (number % run.evaluate_every == 0 or last)
-            if due and not interrupts.requested and EVALUATED.key not in flatten(result):
-                result["evaluation"] = algorithm.evaluate()
-            display.iteration(number, folder.append(number, result))
-            if last or (run.evaluate_every and number % run.evaluate_every == 0):
-                folder.append_samples(number, algorithm.shown_responses())
+        record_run(
+            algorithm,
+            run.iterations,
+            folder,
+            evaluate_every=run.evaluate_every,
+            tell=display.iteration,
+            stopped=lambda: interrupts.requested,
+        )
         algorithm.save_pretrained(folder.path / MODEL)
-    return not interrupts.requested
+    return interrupts.requested
 
 
 def _draw(folder: RunFolder, run: RunConfig) -> None:

@@ -21,7 +21,7 @@ from rlhf_algos.commands.interrupts import deferred
 from rlhf_algos.commands.sweep_config import SweepConfig
 from rlhf_algos.commands.sweep_display import ShowProgress
 from rlhf_algos.commands.trial_names import TrialFolder, TrialName
-from rlhf_algos.report.run_folder import flatten
+from rlhf_algos.runs.values import flatten
 
 LOG = "tune.log"
 

@@ -19,7 +19,7 @@ from rlhf_algos.learner.accelerator import deepspeed
 from rlhf_algos.learner.module import LanguageModelModule
 from rlhf_algos.learner.process_group import ensure_process_group, meet_at_one_address
 from rlhf_algos.learner.reference import load_reference
-from rlhf_algos.learner.released_models import forget_released_models
+from rlhf_algos.learner.released_models import forget_model
 from rlhf_algos.learner.settings import LearnerSettings
 from rlhf_algos.learner.update import Trainer, Update
 from rlhf_algos.learner.weights import WeightsOfLearner
@@ -75,8 +75,8 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
         """
         index, placement_group = self._learner_index, self._placement_group  # type: ignore[has-type]
         self.engine.destroy()
+        forget_model(self.engine.module)
         self.__dict__.clear()
-        forget_released_models()
         # Models and engine refer to each other: without this they would stay beside the new ones.
         gc.collect()
         type(self).__init__(self, config=config, module_spec=module_spec)

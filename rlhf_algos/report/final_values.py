@@ -12,7 +12,7 @@ from scipy.special import ndtri, stdtrit
 from rlhf_algos.metrics import EVALUATION, ROLLOUT, Metric
 from rlhf_algos.report.groups import Group
 from rlhf_algos.report.metrics import SECTIONS, Section
-from rlhf_algos.report.run import Run
+from rlhf_algos.runs.run import Run
 
 #: How many recorded values at the end of a run are averaged.
 LAST = 5

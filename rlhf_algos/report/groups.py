@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_algos.report.run import Run, without_seed
-from rlhf_algos.report.run_folder import without_address
+from rlhf_algos.runs.run import Run, without_seed
+from rlhf_algos.runs.values import without_address
 
 NOT_SET = "(not set)"
 # What a comparison is most likely about is named first.

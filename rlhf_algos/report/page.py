@@ -20,10 +20,11 @@ from rlhf_algos.report.figures import figure_of
 from rlhf_algos.report.final_values import LAST, Table
 from rlhf_algos.report.groups import Difference, Group, value_text
 from rlhf_algos.report.palette import DARK, LIGHT, look_of
-from rlhf_algos.report.run import Run
-from rlhf_algos.report.run_folder import STATES, plain_config
 from rlhf_algos.report.samples import legend, shown_groups
 from rlhf_algos.report.series import Charts
+from rlhf_algos.runs.run import Run
+from rlhf_algos.runs.run_folder import STATES
+from rlhf_algos.runs.values import plain_config
 
 # Columns of the table of differences; more can't be compared by eye.
 _MOST_DIFFERENCES = 30

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlhf_algos.report.groups import Group
-from rlhf_algos.report.run import Sample
+from rlhf_algos.runs.samples import Sample
 
 #: Lower ends of the colour steps; below the first there is no colour.
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)

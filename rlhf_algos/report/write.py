@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_algos.metrics import EVALUATION
-from rlhf_algos.report.discovery import read_runs
 from rlhf_algos.report.groups import Group, group_runs
 from rlhf_algos.report.metrics import IS_HELD_OUT, overview_of, sections_for
-from rlhf_algos.report.run import Run
+from rlhf_algos.runs.discovery import read_runs
+from rlhf_algos.runs.run import Run
 
 
 @dataclass(frozen=True)

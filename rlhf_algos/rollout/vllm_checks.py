@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PreTrainedConfig
 
 
-def check_model(model: torch.nn.Module, config: PretrainedConfig) -> None:
+def check_model(model: torch.nn.Module, config: PreTrainedConfig) -> None:
     """Raises ValueError for a model that vLLM can't sample from rightly on this machine.
 
     Args:
@@ -58,7 +58,7 @@ def _turns_every_head(rotary: Any) -> bool:
     return bool((found.float() - expected.float()).abs().max() < 0.05)
 
 
-def check_tied_head(model: torch.nn.Module, config: PretrainedConfig) -> None:
+def check_tied_head(model: torch.nn.Module, config: PreTrainedConfig) -> None:
     """Raises ValueError if vLLM would sample with an output head that no tensor fills."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

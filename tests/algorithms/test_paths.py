@@ -148,7 +148,7 @@ def test_trials_of_tune(folder, tmp_path_factory):
     seeds = [seed for _, _, seed, _ in trials]
     assert all(type(seed) is int for seed in seeds) and seeds[0] != seeds[1]
     # The report reads the seed where the trial recorded it.
-    from rlhf_algos.report.tune_trials import read_trial_folder
+    from rlhf_algos.runs.tune_trials import read_trial_folder
 
     assert [read_trial_folder(Path(path)).seed for *_, path in trials] == seeds
     # A trial whose processes use all cores leaves no room for a second one beside it.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlhf_algos.commands.replay import add_replay
-from tests.algorithms.test_compare import sampled_by
+from tests.analysis.test_compare import sampled_by
 from tests.learner.conftest import make_batch
 
 

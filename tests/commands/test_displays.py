@@ -11,7 +11,7 @@ from rlhf_algos.commands.errors import message_of
 from rlhf_algos.commands.ray_session import standard_error_if_it_fails
 from rlhf_algos.commands.sweep_display import SweepDisplay, SweepLines, SweepTable, sweep_display
 from rlhf_algos.commands.train_display import LiveTable, Quiet, train_display
-from rlhf_algos.commands.trial_names import as_text
+from rlhf_algos.plugins import as_text
 
 ROW = {
     "training_iteration": 2.0,

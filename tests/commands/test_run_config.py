@@ -11,7 +11,7 @@ from rlhf_algos.algorithms.reinforce_sc import ReinforceSC
 from rlhf_algos.commands.errors import ConfigError
 from rlhf_algos.commands.run_config import read_run_config, require_no_grids
 from rlhf_algos.engine_arguments import vllm_engine_arguments
-from rlhf_algos.report.run_folder import plain_config
+from rlhf_algos.runs.values import plain_config
 from tests.commands.toy_algorithm import Toy
 
 ROOT = Path(__file__).parents[2]

@@ -72,6 +72,9 @@ class Toy(GRPO):
     def evaluate(self, parallel_train_future=None):
         return {"env_runners": {"episode_return_mean": 0.5, "greedy_return_mean": 0.75, "held_out": 1.0}}
 
+    def shown_responses(self):
+        return []
+
     def save_pretrained(self, path):
         path.mkdir()
         (path / "config.json").write_text("{}")

@@ -10,7 +10,7 @@ from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.driver.crew import Crew
 from rlhf_algos.driver.publication import Publication
 from rlhf_algos.report import write_report
-from rlhf_algos.report.discovery import read_runs
+from rlhf_algos.runs.discovery import read_runs
 from rlhf_algos.weight_sync import NO_INJECTION, channel_maker
 from tests.algorithms.test_publication import LearnersOfOneNumber
 from tests.fake_engine import FakeGroup, new_runner

@@ -13,6 +13,6 @@ import pytest
 )
 def test_every_seed_learns_within_five_minutes(tmp_path, algorithm, seeds):
     command = [sys.executable, "benchmarks/learning.py", "--algorithm", algorithm, "--seeds", *seeds.split()]
-    command += ["--json", str(tmp_path / "learning.json")]
+    command += ["--runs", str(tmp_path / "runs"), "--json", str(tmp_path / "learning.json")]
     run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

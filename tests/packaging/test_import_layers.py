@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "models": set(),
     "metrics": set(),
     "report": {"metrics", "runs"},
-    "runs": set(),
+    "runs": {"metrics"},
     "owned_folders": set(),
     "local_ray": set(),
     "importing": set(),

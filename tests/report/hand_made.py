@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from rlhf_algos.report import RunFolder
+from rlhf_algos.runs import RunFolder
 
 LEARNER = "learners/default_policy/"
 REWARD = "env_runners/episode_return_mean"

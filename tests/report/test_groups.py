@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_algos.report.groups import group_runs
-from rlhf_algos.report.run import Run
+from rlhf_algos.runs.run import Run
 
 
 def runs(*configs):

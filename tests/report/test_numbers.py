@@ -8,8 +8,8 @@ from rlhf_algos.metrics import metric_of
 from rlhf_algos.report.final_values import estimate, final_values, markdown, t_interval, wilson_interval
 from rlhf_algos.report.groups import Group
 from rlhf_algos.report.metrics import SECTIONS
-from rlhf_algos.report.run import Run
 from rlhf_algos.report.series import chart_of, charts_of, series_of
+from rlhf_algos.runs.run import Run
 from tests.report.hand_made import DIFFERENCE, GREEDY, REWARD, SAMPLED
 
 REWARD_METRIC = metric_of(REWARD)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlhf_algos.report.own_runs import is_run_folder, read_run_folder
-from rlhf_algos.report.run import Run
-from rlhf_algos.report.run_folder import CONFIG, FORMAT, PROGRESS
-from rlhf_algos.report.tune_trials import PARAMS, RESULT, is_trial_folder, read_trial_folder
+from rlhf_algos.runs.own_runs import is_run_folder, read_run_folder
+from rlhf_algos.runs.run import Run
+from rlhf_algos.runs.run_folder import CONFIG, FORMAT, PROGRESS
+from rlhf_algos.runs.tune_trials import PARAMS, RESULT, is_trial_folder, read_trial_folder
 
 _EXPECTED = (
     f"a run folder ({PROGRESS} and a {CONFIG} with the format {FORMAT}), a trial of Ray Tune ({RESULT} and {PARAMS}) "

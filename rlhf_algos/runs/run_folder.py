@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from rlhf_algos.runs.samples import SAMPLE_KEYS, SAMPLES, sample_fault
+from rlhf_algos.runs.values import flatten, plain_config
+
 FORMAT = "rlhf_algos.RunFolder"
 FORMAT_VERSION = 1
 
 CONFIG = "config.json"
 PROGRESS = "progress.jsonl"
-SAMPLES = "samples.jsonl"
 STATUS = "status.json"
 
 #: What `set_status` accepts. A run that was killed by force can't say so and stays "running".
 STATES = ("running", "finished", "interrupted", "failed")
-SAMPLE_KEYS = ("prompt", "reward", "tokens", "rollout_logprobs", "old_logprobs")
 
 
 class RunFolder:
@@ -101,65 +100,6 @@ class RunFolder:
         _write_whole(self.path / STATUS, {"state": state, "error": error})
 
 
-def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Numbers of a nested mapping under keys joined with "/"; what is no finite number is left out."""
-    flat: dict[str, float] = {}
-    for key, value in result.items():
-        name = f"{prefix}/{key}" if prefix else str(key)
-        if isinstance(value, Mapping):
-            flat |= flatten(value, name)
-        elif not isinstance(value, bool | str):
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                continue
-            if math.isfinite(number):
-                flat[name] = number
-    return flat
-
-
-def plain_config(value: Any) -> Any:
-    """A configuration in JSON's types: tuples and sets as lists, classes and functions by name, others as text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_config(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_config(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted((plain_config(item) for item in value), key=str)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
-        return f"{value.__module__}.{value.__qualname__}"
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return plain_config(value.item())
-    return without_address(str(value))
-
-
-def without_address(text: str) -> str:
-    """Python's text of an object without its place in memory, which is different in every process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-
-
-def sample_fault(line: Mapping[str, Any]) -> str | None:
-    """What is wrong with one shown response, or None."""
-    missing = [key for key in ("iteration", *SAMPLE_KEYS) if key not in line]
-    if missing:
-        return f"{', '.join(missing)} missing"
-    if not isinstance(line["prompt"], str):
-        return "prompt is not text"
-    if not _are_numbers([line["iteration"], line["reward"]]):
-        return "iteration and reward must be finite numbers"
-    tokens, logprobs = line["tokens"], {key: line[key] for key in ("rollout_logprobs", "old_logprobs")}
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        return "tokens is not a list of text"
-    for key, values in logprobs.items():
-        if not isinstance(values, list) or not _are_numbers(values):
-            return f"{key} is not a list of finite numbers"
-        if len(values) != len(tokens):
-            return f"{len(tokens)} tokens, but {len(values)} {key}"
-    return None
-
-
 def read_progress(path: str | Path) -> list[dict[str, float]]:
     """Rows of a run folder, in the order of iterations.
 
@@ -177,10 +117,6 @@ def read_progress(path: str | Path) -> list[dict[str, float]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{file}, line {number} is not JSON (was the run cut off?): {error}") from error
     return rows
-
-
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
 
 
 def _listed(value: Any) -> Any:

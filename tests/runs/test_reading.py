@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlhf_algos.report.discovery import read_runs
+from rlhf_algos.runs.discovery import read_runs
 from tests.report.hand_made import REWARD, run_folder, sample, trial_folder
 
 

@@ -1,4 +1,4 @@
-"""One run as the report sees it, whoever wrote its folder."""
+"""One run, whoever wrote its folder."""
 
 from __future__ import annotations
 
@@ -7,23 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf_algos.report.json_files import read_json_lines
-from rlhf_algos.report.run_folder import SAMPLES, sample_fault
+from rlhf_algos.runs.samples import Sample
 
 # Where the seed stands in a configuration: RLlib's own name, and the method of our configs that sets it.
 _SEED_PATHS = (("seed",), ("debugging", "seed"), ("debugging/seed",))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A response with both policies' log-probabilities of its tokens."""
-
-    iteration: int
-    prompt: str
-    reward: float
-    tokens: tuple[str, ...]
-    rollout_logprobs: tuple[float, ...]
-    old_logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -86,31 +73,3 @@ def without_seed(config: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(rest.get(path[0]), Mapping):
             rest[path[0]] = {key: value for key, value in rest[path[0]].items() if key != path[1]}
     return rest
-
-
-def read_samples(folder: Path) -> tuple[tuple[Sample, ...], tuple[str, ...]]:
-    """The shown responses of a folder, and notes; both empty if there is no such file.
-
-    Raises:
-        ValueError: if a line is damaged; names the file and the line.
-    """
-    file = folder / SAMPLES
-    if not file.exists():
-        return (), ()
-    lines = read_json_lines(file)
-    samples = []
-    for number, line in lines.objects:
-        fault = sample_fault(line)
-        if fault:
-            raise ValueError(f"{file}, line {number}: {fault}.")
-        samples.append(
-            Sample(
-                iteration=int(line["iteration"]),
-                prompt=line["prompt"],
-                reward=float(line["reward"]),
-                tokens=tuple(line["tokens"]),
-                rollout_logprobs=tuple(line["rollout_logprobs"]),
-                old_logprobs=tuple(line["old_logprobs"]),
-            )
-        )
-    return tuple(samples), tuple(lines.cut_note(file, "response"))

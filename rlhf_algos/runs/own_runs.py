@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_algos.report.json_files import counted, read_json_lines, read_json_object
-from rlhf_algos.report.run import Run, read_samples
-from rlhf_algos.report.run_folder import CONFIG, FORMAT, FORMAT_VERSION, PROGRESS, STATES, STATUS
+from rlhf_algos.runs.json_files import counted, read_json_lines, read_json_object
+from rlhf_algos.runs.run import Run
+from rlhf_algos.runs.run_folder import CONFIG, FORMAT, FORMAT_VERSION, PROGRESS, STATES, STATUS
+from rlhf_algos.runs.samples import read_samples
 
 
 def is_run_folder(folder: Path) -> bool:

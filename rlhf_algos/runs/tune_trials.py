@@ -11,10 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlhf_algos.report.json_files import read_json_lines, read_json_object
-from rlhf_algos.report.own_runs import repeated_note
-from rlhf_algos.report.run import Run, read_samples
-from rlhf_algos.report.run_folder import flatten
+from rlhf_algos.runs.json_files import read_json_lines, read_json_object
+from rlhf_algos.runs.own_runs import repeated_note
+from rlhf_algos.runs.run import Run
+from rlhf_algos.runs.samples import read_samples
+from rlhf_algos.runs.values import flatten
 
 PARAMS = "params.json"
 RESULT = "result.json"

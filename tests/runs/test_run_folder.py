@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlhf_algos.report import RunFolder
+from rlhf_algos.runs import RunFolder
 from tests.report.hand_made import sample
 
 
