@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from gymnasium.envs.registration import EnvSpec
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 
-from rlhf_algos.algorithms.declarations import RLLIB_OPTIONS, SHARED_OPTIONS
+from rlhf_algos.algorithms import declarations
 from rlhf_algos.algorithms.options import Option, by_name
 from rlhf_algos.algorithms.rllib_options import refuse_unknown_name
 from rlhf_algos.envs.registration import registered
@@ -26,7 +26,7 @@ class DeclaredConfig(AlgorithmConfig):
     # What names of environments mean in the process that this configuration comes from.
     _known_environments: Mapping[str, EnvSpec] = MappingProxyType({})
 
-    OPTIONS: ClassVar[tuple[Option, ...]] = (*SHARED_OPTIONS, *RLLIB_OPTIONS)
+    OPTIONS: ClassVar[tuple[Option, ...]] = declarations.OPTIONS
     # language_model()
     language_model_path: str
     trainer_dtype: str

@@ -50,12 +50,26 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
     """
 
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("training", "clip_low", number(at_least=0, at_most=1), 0.2),
-        Option("training", "clip_high", number(at_least=0), 0.2),
-        Option("training", "dual_clip", optional(number(above=1)), None),
-        Option("training", "kl_coefficient", number(at_least=0), 0.0),
-        Option("training", "kl_kind", one_of("k1", "k2", "k3"), "k3"),
-        Option("training", "entropy_coefficient", number(at_least=0), 0.0),
+        Option("training", "clip_low", number(at_least=0, at_most=1), 0.2, "the ratio is clipped below 1 - clip_low"),
+        Option("training", "clip_high", number(at_least=0), 0.2, "the ratio is clipped above 1 + clip_high"),
+        Option(
+            "training",
+            "dual_clip",
+            optional(number(above=1)),
+            None,
+            "for negative advantages, the surrogate is at least this constant (above 1) times the advantage",
+        ),
+        Option(
+            "training",
+            "kl_coefficient",
+            number(at_least=0),
+            0.0,
+            "weight of the KL penalty to the frozen starting model; 0 loads no such model",
+        ),
+        Option(
+            "training", "kl_kind", one_of("k1", "k2", "k3"), "k3", 'estimator of the KL penalty, "k1", "k2" or "k3"'
+        ),
+        Option("training", "entropy_coefficient", number(at_least=0), 0.0, "weight of the entropy bonus"),
     )
     clip_low: float
     clip_high: float
@@ -82,10 +96,10 @@ class GRPOConfig(LanguageModelAlgorithmConfig):
 
         Args:
             clip_low: the ratio is clipped below 1 - clip_low.
-            clip_high: and above 1 + clip_high.
+            clip_high: the ratio is clipped above 1 + clip_high.
             dual_clip: for negative advantages, the surrogate is at least this constant (above 1) times the advantage.
             kl_coefficient: weight of the KL penalty to the frozen starting model; 0 loads no such model.
-            kl_kind: its estimator, "k1", "k2" or "k3".
+            kl_kind: estimator of the KL penalty, "k1", "k2" or "k3".
             entropy_coefficient: weight of the entropy bonus.
             kwargs: options that all algorithms share.
         """

@@ -49,13 +49,14 @@ class GSPOConfig(GRPOConfig):
 
     OPTIONS: ClassVar[tuple[Option, ...]] = (
         # Shared options and GRPO's with other defaults.
-        Option("training", "clip_low", number(at_least=0, at_most=1), 3e-4),
-        Option("training", "clip_high", number(at_least=0), 4e-4),
+        Option("training", "clip_low", number(at_least=0, at_most=1), 3e-4, "the ratio is clipped below 1 - clip_low"),
+        Option("training", "clip_high", number(at_least=0), 4e-4, "the ratio is clipped above 1 + clip_high"),
         Option(
             "training",
             "loss_reduction",
             one_of("seq-mean-token-mean"),
             "seq-mean-token-mean",
+            "how tokens make one loss",
             why="the loss is one number per response, averaged over responses (MATH 3.6)",
         ),
     )

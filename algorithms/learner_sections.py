@@ -71,7 +71,7 @@ class LearnerSections(DerivedSettings):
             prompts_per_iteration: groups sampled in an iteration.
             group_size: responses to each prompt, at least 2.
             normalize_std: divide advantages by the group's standard deviation (MATH 2.1 or 2.2).
-            loss_reduction: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" or
+            loss_reduction: how tokens make one loss: "token-mean", "seq-mean-token-mean", "seq-mean-token-sum" or
                 "seq-mean-token-sum-norm" (MATH 4.1).
             loss_fixed_length: the length that "seq-mean-token-sum-norm" divides by.
             unscorable_responses: what happens if the environment's reward raises or is no finite number: "stop" the run
@@ -83,8 +83,8 @@ class LearnerSections(DerivedSettings):
             router_replay: whose experts the trainer's mixture-of-experts layers use: "none" (their own), "r3" (those
                 that the sampler chose), "r2" (those of the trainer's own old-policy pass), a `RouterReplay` or the
                 dotted path of a class of your own.
-            adam_betas: AdamW's.
-            adam_eps: AdamW's.
+            adam_betas: AdamW's decay rates of the mean and of the mean square of gradients.
+            adam_eps: AdamW's summand below the fraction line.
             weight_decay: AdamW's.
             kwargs: RLlib's own: `lr` (a number or a schedule over sampled responses), `grad_clip`, `num_epochs`,
                 `minibatch_size` (responses per optimizer step; None takes one step on all), ...

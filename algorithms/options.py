@@ -1,4 +1,4 @@
-"""One declaration per option: its name, where it is set, its type and range, its default.
+"""One declaration per option: its name, where it is set, its type and range, its default, what it means.
 
 Values are checked and made plain with pydantic, in its strict mode: a whole number is no float with nothing behind the
 point, a number is no text that looks like one, true is not 1, and NaN or infinity is no number. NumPy's numbers, which
@@ -133,20 +133,28 @@ class Option:
         name: attribute that holds it.
         kind: type and range.
         default: before anything is set.
+        meaning: a phrase, with which the argument's text in the section's docstring begins.
         argument: of the section's method, where it has another name than the attribute.
         why: an explanation that an error ends with.
         of_process: whether a rollout actor or learner is started with it and keeps it while it lives.
         as_it_is: the value belongs to somebody else, and NumPy's arrays and numbers in it stay what they are.
+        of_rllib: RLlib has the option; its range, default and meaning are those that it has here.
+        recorded: a run folder's config.json always has it; otherwise only where it was given.
+        in_files: a configuration file may set it.
     """
 
     section: str
     name: str
     kind: Kind
     default: Any = None
+    meaning: str = ""
     argument: str = ""
     why: str = ""
     of_process: bool = False
     as_it_is: bool = False
+    of_rllib: bool = False
+    recorded: bool = True
+    in_files: bool = True
 
     @property
     def keyword(self) -> str:

@@ -81,12 +81,36 @@ class ReinforceSCConfig(LanguageModelAlgorithmConfig):
     """
 
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("training", "score_centering", flag(), True),
-        Option("training", "head_top_k", whole(at_least=1), 128),
-        Option("training", "tail_floor", number(above=0, below=1), 1e-6),
-        Option("training", "entropy_coefficient", number(at_least=0), 0.0),
+        Option(
+            "training",
+            "score_centering",
+            flag(),
+            True,
+            "take the score's mean under the sampler out; False is plain weighted REINFORCE",
+        ),
+        Option(
+            "training",
+            "head_top_k",
+            whole(at_least=1),
+            128,
+            "most probable tokens whose log q the sampler records for it",
+        ),
+        Option(
+            "training",
+            "tail_floor",
+            number(above=0, below=1),
+            1e-6,
+            "least mass outside the head, of trainer and sampler (MATH 7.7)",
+        ),
+        Option("training", "entropy_coefficient", number(at_least=0), 0.0, "weight of the entropy bonus"),
         # The shared option with another default.
-        Option("training", "normalize_std", flag(), False),
+        Option(
+            "training",
+            "normalize_std",
+            flag(),
+            False,
+            "divide advantages by the group's standard deviation (MATH 2.1 or 2.2)",
+        ),
     )
     score_centering: bool
     head_top_k: int

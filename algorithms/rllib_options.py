@@ -17,7 +17,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils import force_list
 
-from rlhf_algos.algorithms.declarations import RLLIB_OPTIONS
+from rlhf_algos.algorithms.declarations import OPTIONS
 from rlhf_algos.algorithms.refused_options import EPISODES, REFUSED
 from rlhf_algos.envs import PromptSpace, UnicodeText
 
@@ -43,7 +43,6 @@ FIRED_CALLBACKS = ("on_algorithm_init", "on_train_result", "on_evaluate_start", 
 
 #: Fields that act, besides the declared ones.
 USED = {
-    "env": Used("the task"),
     "callbacks_class": Used("its methods named in FIRED_CALLBACKS are called"),
     **{f"callbacks_{name}": Used("called") for name in FIRED_CALLBACKS},
     "num_cpus_per_env_runner": Used("CPUs that Ray counts; a whole number is also the number of threads", True),
@@ -59,7 +58,6 @@ USED = {
     "offline_data_class": Used("reads them; set by offline_data(input_=...)"),
     "_is_online": Used("set by offline_data(input_=...)", True),
     "grad_clip_by": Used("checked: DeepSpeed clips by the global norm"),
-    "evaluation_config": Used("what an evaluation does differently"),
     "evaluation_duration_unit": Used("checked: problems are counted, as episodes"),
     "stats_cls_lookup": Used("reductions of metrics logged by callbacks"),
     "_validate_config": Used("switches RLlib's own checks off, not this library's"),
@@ -80,7 +78,7 @@ INTERNAL = {
 
 
 #: Fields that are declared with type and range.
-DECLARED = frozenset(option.name for option in RLLIB_OPTIONS)
+DECLARED = frozenset(option.name for option in OPTIONS if option.of_rllib)
 
 # Values besides the default that this library sets.
 _SET_HERE = {"observation_space": PromptSpace, "action_space": UnicodeText}

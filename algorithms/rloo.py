@@ -39,9 +39,15 @@ class RLOOConfig(LanguageModelAlgorithmConfig):
     """
 
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option("training", "entropy_coefficient", number(at_least=0), 0.0),
+        Option("training", "entropy_coefficient", number(at_least=0), 0.0, "weight of the entropy bonus"),
         # The shared option with another default.
-        Option("training", "normalize_std", flag(), False),
+        Option(
+            "training",
+            "normalize_std",
+            flag(),
+            False,
+            "divide advantages by the group's standard deviation (MATH 2.1 or 2.2)",
+        ),
     )
     entropy_coefficient: float
 

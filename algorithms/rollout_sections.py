@@ -57,7 +57,7 @@ class RolloutSections(DerivedSettings):
         Args:
             temperature: of the sampler and the trainer.
             top_p: nucleus sampling; the trainer renormalizes on the recorded support.
-            top_k: likewise.
+            top_k: sampling from the most probable tokens; the trainer renormalizes likewise.
             max_response_tokens: longest response.
             stop_token_ids: further ids that end a response.
             record_head: most probable tokens recorded per position.

@@ -77,7 +77,7 @@ class Driven(TrainerCallback):
         }
 
     def answer(self, content: dict[str, Any]) -> None:
-        """Print one JSON line to the driver."""
+        """Prints one JSON line to the driver."""
         print(json.dumps(content), file=self.answers, flush=True)
 
     def next_command(self) -> int:
@@ -147,7 +147,7 @@ def make_trainer(arguments: argparse.Namespace, folder: str) -> GRPOTrainer:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description="TRL's GRPOTrainer, driven over standard input.")
     parser.add_argument("model", help="folder of a Hugging Face causal language model with its tokenizer")
     parser.add_argument("--prompts", type=int, default=8, help="prompts per iteration")
@@ -160,7 +160,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train as far as the driver asks for."""
+    """Trains as far as the driver asks for."""
     arguments = parse_arguments()
     answers, sys.stdout = sys.stdout, sys.stderr
     torch.set_num_threads(arguments.threads)

@@ -20,7 +20,7 @@ INDICES = range(20)
 
 
 def check_env(env: Env | EnvSource) -> None:
-    """Check a task, first with Gymnasium's own checker, then for what training relies on.
+    """Checks a task, first with Gymnasium's own checker, then for what training relies on.
 
     Args:
         env: An environment, or anything `make_prompt_env` takes: an id, a `PromptEnv` class, a function.
@@ -43,7 +43,7 @@ def check_env(env: Env | EnvSource) -> None:
 
 
 def check_special_tokens(env: Env) -> None:
-    """Check the choices about special tokens, which a constructor of its own may not have passed on."""
+    """Checks the choices about special tokens, which a constructor of its own may not have passed on."""
     try:
         cast("PromptEnv", env.unwrapped).check_special_tokens()
     except ValueError as error:
@@ -51,7 +51,7 @@ def check_special_tokens(env: Env) -> None:
 
 
 def check_step_before_reset(env: Env, name: str) -> None:
-    """Check that a step outside an episode is an error, before the first reset and after the last step."""
+    """Checks that a step outside an episode is an error, before the first reset and after the last step."""
     try:
         env.reset(seed=0)
         for _ in range(1000):
@@ -65,7 +65,7 @@ def check_step_before_reset(env: Env, name: str) -> None:
 
 
 def check_prompts(env: Env, name: str) -> None:
-    """Check that a seed decides the prompt and that not every seed gives the same one."""
+    """Checks that a seed decides the prompt and that not every seed gives the same one."""
     prompts = []
     for seed in SEEDS:
         prompt, info = env.reset(seed=seed)
@@ -87,7 +87,7 @@ def check_prompts(env: Env, name: str) -> None:
 
 
 def check_rewards(env: Env, name: str) -> None:
-    """Check every odd response twice: types, a finite reward, and the same reward again."""
+    """Checks every odd response twice: types, a finite reward, and the same reward again."""
     for seed, response in enumerate(ODD_RESPONSES):
         first, second = step_once(env, name, seed, response), step_once(env, name, seed, response)
         if first != second:
@@ -97,7 +97,7 @@ def check_rewards(env: Env, name: str) -> None:
 
 
 def step_once(env: Env, name: str, seed: int, response: str) -> float:
-    """Return the reward of one response, after a check of everything `step` returned."""
+    """The reward of one response, after a check of everything `step` returned."""
     env.reset(seed=seed)
     observation, reward, terminated, truncated, info = env.step(response)
     if isinstance(reward, bool) or not isinstance(reward, float) or not math.isfinite(reward):
@@ -115,7 +115,7 @@ def step_once(env: Env, name: str, seed: int, response: str) -> float:
 
 
 def check_indices(env: Env, name: str) -> None:
-    """Check that index i names one problem, whatever was drawn before."""
+    """Checks that index i names one problem, whatever was drawn before."""
     limit = cast("PromptEnv", env.unwrapped).num_problems
     indices = [index for index in INDICES if limit is None or index < limit]
     prompts = [prompt_at(env, index) for index in indices]
@@ -129,7 +129,7 @@ def check_indices(env: Env, name: str) -> None:
 
 
 def prompt_at(env: Env, index: int) -> Prompt:
-    """Return the prompt of problem `index`; one of another split is a broken promise."""
+    """The prompt of problem `index`; one of another split is a broken promise."""
     try:
         return env.reset(options={"index": index})[0]
     except ValueError as error:
@@ -137,7 +137,7 @@ def prompt_at(env: Env, index: int) -> Prompt:
 
 
 def check_splits(env: Env, name: str) -> None:
-    """Check that no held-out problem is a training problem, if the constructor lets one choose the split."""
+    """Checks that no held-out problem is a training problem, if the constructor lets one choose the split."""
     if env.spec is None:
         gymnasium.logger.warn(
             f"{name}: splits not checked, since an instance can't be built again. Pass the class or the id."
@@ -156,7 +156,7 @@ def check_splits(env: Env, name: str) -> None:
 
 
 def problem_keys(env: Env, split: str) -> set[str]:
-    """Return the keys of up to 40 problems of a split, by seed and by index."""
+    """The keys of up to 40 problems of a split, by seed and by index."""
     assert env.spec is not None
     other = env.spec.make(split=split)
     task = cast("PromptEnv", other.unwrapped)

@@ -27,7 +27,7 @@ class RewardError(RuntimeError):
 
 
 def finite_reward(value: object, name: str, where: str) -> float:
-    """Return a reward as a float, whoever made it.
+    """A reward as a float, whoever made it.
 
     Args:
         value: What a reward function, a `step` or a wrapper returned.
@@ -106,7 +106,7 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
         self.action_space = UnicodeText()
 
     def prompt(self, rng: np.random.Generator) -> Prompt:
-        """Draw a problem: return its prompt and keep on `self` what the reward needs.
+        """Draws a problem: returns its prompt and keeps on `self` what the reward needs.
 
         All randomness comes from `rng`. Called again when the problem belongs to another split.
         """
@@ -117,14 +117,14 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
         raise NotImplementedError(f"{type(self).__name__} must define reward(self, response) -> float.")
 
     def problem_key(self, prompt: Prompt) -> str:
-        """Return what decides the split of the latest problem: the prompt, unless a task knows better.
+        """What decides the split of the latest problem: the prompt, unless a task knows better.
 
         Override it when two prompts are one problem (examples in random order, operands swapped).
         """
         return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
     def prompt_at(self, index: int) -> Prompt:
-        """Return the prompt of problem `index` of this split, always the same one.
+        """The prompt of problem `index` of this split, always the same one.
 
         The default draws it with a generator seeded by the index, so two indices can meet on one problem.
         A task with a list of problems overrides this and sets `num_problems`.
@@ -136,7 +136,7 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
         return self.split in ("all", split_of(self.problem_key(prompt), self.heldout_fraction))
 
     def draw_in_split(self, rng: np.random.Generator) -> Prompt:
-        """Draw prompts until one belongs to this environment's split.
+        """Draws prompts until one belongs to this environment's split.
 
         Raises:
             RuntimeError: None of 1,000 draws does.
@@ -193,7 +193,7 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
         return nothing, reward, True, False, {}
 
     def checked_reward(self, response: str) -> float:
-        """Return `reward(response)` as a float.
+        """`reward(response)` as a float.
 
         Raises:
             ResetNeeded: No episode is running.
@@ -215,7 +215,7 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
         return finite_reward(value, self.name, where)
 
     def check_special_tokens(self) -> None:
-        """Check the two choices about special tokens.
+        """Checks the two choices about special tokens.
 
         Raises:
             ValueError: One has a value that means nothing; names it and what it can be.
@@ -240,7 +240,7 @@ class PromptEnv(gymnasium.Env[Prompt, str]):
 
 
 def checked_index(options: Mapping[str, Any], env: PromptEnv) -> int | None:
-    """Return the index among the options of a reset, if there is one.
+    """The index among the options of a reset, if there is one.
 
     Raises:
         ValueError: There is another option, or the environment has no such problem.

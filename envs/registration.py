@@ -39,7 +39,7 @@ class EnvCreator:
     spec: EnvSpec
 
     def __call__(self) -> gymnasium.Env[Prompt, str]:
-        """Return a new environment.
+        """A new environment.
 
         Raises:
             TypeError: What was made is not a `PromptEnv`, or its constructor does not know an env_config key.
@@ -61,7 +61,7 @@ class FactoryCall:
     factory: EnvFactory
 
     def __call__(self, **env_config: Any) -> gymnasium.Env[Prompt, str]:
-        """Return `factory(env_config)`."""
+        """`factory(env_config)`."""
         env = self.factory(env_config)
         # Gymnasium sets `spec` on what it gets, and fails without a word of explanation on anything else.
         if not isinstance(env, gymnasium.Env):
@@ -109,7 +109,7 @@ def env_creator_for(
 
 
 def make_prompt_env(env: EnvSource, env_config: Mapping[str, Any] | None = None) -> gymnasium.Env[Prompt, str]:
-    """Make one environment: `env_creator_for(env, env_config)()`.
+    """Makes one environment: `env_creator_for(env, env_config)()`.
 
     Wrappers that the environment was registered with (a time limit, say) are around it;
     `.unwrapped` is the `PromptEnv`.
@@ -118,7 +118,7 @@ def make_prompt_env(env: EnvSource, env_config: Mapping[str, Any] | None = None)
 
 
 def registered_spec(env_id: str) -> EnvSpec:
-    """Return Gymnasium's spec of a registered id, or raise UnregisteredEnv with the closest known id."""
+    """Gymnasium's spec of a registered id, or raises UnregisteredEnv with the closest known id."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -133,24 +133,24 @@ def registered_spec(env_id: str) -> EnvSpec:
 
 
 def registered(names: Iterable[Any]) -> dict[str, EnvSpec]:
-    """Return what the ids among the names mean in this process, for one in which they are not registered."""
+    """What the ids among the names mean in this process, for one in which they are not registered."""
     ids = [name for name in names if isinstance(name, str)]
     return {name: registry[name.rpartition(":")[2]] for name in ids if name.rpartition(":")[2] in registry}
 
 
 def unregistered_spec(name: str, entry_point: Callable[..., Any], kwargs: dict[str, Any]) -> EnvSpec:
-    """Return a spec for something that was never registered."""
+    """A spec for something that was never registered."""
     return EnvSpec(id=name, entry_point=entry_point, order_enforce=False, disable_env_checker=True, kwargs=kwargs)
 
 
 def factory_name(factory: EnvFactory) -> str:
-    """Return a name that Gymnasium accepts as an id; a lambda and a partial have none of their own."""
+    """A name that Gymnasium accepts as an id; a lambda and a partial have none of their own."""
     name = getattr(factory, "__name__", type(factory).__name__)
     return "function" if name == "<lambda>" else name
 
 
 def not_a_prompt_env(name: str, found: type) -> str:
-    """Return the sentence for an environment of the wrong class."""
+    """The sentence for an environment of the wrong class."""
     return (
         f"environment={name!r} makes a {found.__module__}.{found.__qualname__}, which is not a PromptEnv: "
         "derive it from rlhf_algos.envs.PromptEnv, with a prompt() and a reward()."

@@ -38,7 +38,7 @@ def is_message(value: object) -> bool:
 
 
 def random_text(rng: np.random.Generator) -> str:
-    """Draw a text of 0 to 32 characters, half of them ASCII and half from all of Unicode."""
+    """Draws a text of 0 to 32 characters, half of them ASCII and half from all of Unicode."""
     code_points = []
     for _ in range(int(rng.integers(0, SAMPLE_LENGTH + 1))):
         code_point = int(rng.integers(0x20, 0x7F) if rng.random() < 0.5 else rng.integers(LAST_CODE_POINT + 1))
@@ -60,7 +60,7 @@ class UnicodeText(Space[str]):
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> str:
-        """Return a random text of 0 to 32 characters; masks are not supported."""
+        """A random text of 0 to 32 characters; masks are not supported."""
         reject_masks(self, mask, probability)
         return random_text(self.np_random)
 
@@ -90,7 +90,7 @@ class PromptSpace(Space[Prompt]):
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> Prompt:
-        """Return a random text or, as often, 0 to 3 random chat messages; masks are not supported."""
+        """A random text or, as often, 0 to 3 random chat messages; masks are not supported."""
         reject_masks(self, mask, probability)
         if self.np_random.random() < 0.5:
             return random_text(self.np_random)
@@ -117,7 +117,7 @@ class PromptSpace(Space[Prompt]):
 
 
 def reject_masks(space: Space[Any], mask: object, probability: object) -> None:
-    """Raise a ValueError if a mask was given: there is no finite list of texts it could weigh."""
+    """Raises a ValueError if a mask was given: there is no finite list of texts it could weigh."""
     for name, value in (("mask", mask), ("probability", probability)):
         if value is not None:
             raise ValueError(f"{space!r}.sample({name}={value!r}): this space has no masks, leave {name} out.")

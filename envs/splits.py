@@ -6,7 +6,7 @@ SPLITS = ("train", "heldout", "all")
 
 
 def split_of(key: str, heldout_fraction: float) -> str:
-    """Return "train" or "heldout" for a problem.
+    """The split of a problem: "train" or "heldout".
 
     Args:
         key: What makes a problem the same problem, for example its prompt.
@@ -17,7 +17,7 @@ def split_of(key: str, heldout_fraction: float) -> str:
 
 
 def check_split(split: object) -> str:
-    """Return `split` if it is the name of a split, else raise a ValueError that lists the names."""
+    """The split, if it is the name of one; else raises a ValueError that lists the names."""
     if split not in SPLITS:
         raise ValueError(f"split={split!r}: must be one of {', '.join(map(repr, SPLITS))}.")
     return str(split)

@@ -39,7 +39,7 @@ MISPRINTS = 0.5
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per UTF-8 byte, so that any text can be written."""
+    """A tokenizer with one token per UTF-8 byte, so that any text can be written."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS + alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -58,7 +58,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
-    """Return the untrained model.
+    """The untrained model.
 
     Widths are the multiples of 32 that vLLM's CPU kernels ask for. Many small experts put the second and
     the third choice of a router close together, so that bfloat16 sometimes takes another route than float32:
@@ -92,14 +92,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
 
 
 def problems(split: str) -> list[str]:
-    """Return every prompt of a split, in the environment's fixed order."""
+    """Every prompt of a split, in the environment's fixed order."""
     env = make_prompt_env("rlhf_algos/Addition-v0", {"digits": 2, "split": split})
     count = env.get_wrapper_attr("num_problems")
     return [str(env.reset(options={"index": index})[0]) for index in range(count)]
 
 
 def encode(prompts: list[str], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids [N, 10], padded at the end, and labels [N, 10] that keep the answer and its <eos>."""
+    """Token ids [N, 10], padded at the end, and labels [N, 10] that keep the answer and its <eos>."""
     ids = torch.full((len(prompts), LONGEST), PAD)
     labels = torch.full((len(prompts), LONGEST), IGNORED)
     for row, prompt in enumerate(prompts):
@@ -112,7 +112,7 @@ def encode(prompts: list[str], tokenizer: PreTrainedTokenizerFast) -> tuple[torc
 
 
 def imbalance(router_logits: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Return one layer's load-balancing loss: 1 if all experts are used alike, more if not.
+    """One layer's load-balancing loss: 1 if all experts are used alike, more if not.
 
     Args:
         router_logits: [tokens, experts].
@@ -124,7 +124,7 @@ def imbalance(router_logits: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Return the rate of a step counted from 1: up in a line, constant, down in a line."""
+    """The rate of a step counted from 1: up in a line, constant, down in a line."""
     return LEARNING_RATE * min(1.0, step / WARMUP, (steps + 1 - step) / COOLDOWN)
 
 
@@ -146,7 +146,7 @@ def misprint(ids: torch.Tensor, labels: torch.Tensor, digits: torch.Tensor) -> t
 def train(
     model: Qwen3MoeForCausalLM, ids: torch.Tensor, labels: torch.Tensor, digits: torch.Tensor, steps: int
 ) -> None:
-    """Train with AdamW on the log-probability of answers and their <eos>."""
+    """Trains with AdamW on the log-probability of answers and their <eos>."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
     start = time.perf_counter()
     for step in range(1, steps + 1):
@@ -170,7 +170,7 @@ def train(
 
 @torch.no_grad()
 def accuracy(model: Qwen3MoeForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
-    """Return greedy accuracy, and expected accuracy of samples at temperature 1.
+    """Greedy accuracy, and expected accuracy of samples at temperature 1.
 
     The latter is the mean probability of the right answer with its <eos>: no luck of the draw.
     """
@@ -182,7 +182,7 @@ def accuracy(model: Qwen3MoeForCausalLM, ids: torch.Tensor, labels: torch.Tensor
 
 
 def model_card(model: Qwen3MoeForCausalLM, seed: int, steps: int, greedy: float, sampled: float) -> str:
-    """Return the text of MODEL_CARD.md."""
+    """The text of MODEL_CARD.md."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     config = model.config
     return f"""# rlhf_algos/tiny-moe

@@ -38,7 +38,9 @@ class ClippedWeight(TokenLoss):
 class CISPOConfig(LanguageModelAlgorithmConfig):
     """Group-relative advantages and a clipped weight."""
 
-    OPTIONS: ClassVar[tuple[Option, ...]] = (Option("training", "clip_high", number(at_least=0), 2.0),)
+    OPTIONS: ClassVar[tuple[Option, ...]] = (
+        Option("training", "clip_high", number(at_least=0), 2.0, "the weight is at most 1 + clip_high."),
+    )
     clip_high: float
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -73,7 +75,7 @@ class CISPO(LanguageModelAlgorithm):
 
 
 def main() -> None:
-    """Train three iterations."""
+    """Trains three iterations."""
     from rlhf_algos.algorithms.recipes import addition
 
     algorithm = addition(CISPOConfig(), iterations=3).build_algo()

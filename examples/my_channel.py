@@ -30,13 +30,13 @@ class NetworkFolder(Channel):
         return self.folder / f"{version}.safetensors"
 
     def send(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Write the file."""
+        """Writes the file."""
         partial = self.folder / f"{version}.partial"
         save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, partial)
         partial.rename(self.file(version))
 
     def receive(self, version: int) -> Mapping[str, torch.Tensor]:
-        """Read it."""
+        """Reads it."""
         return load_file(self.file(version))
 
     def remove_older(self, version: int) -> None:
@@ -46,7 +46,7 @@ class NetworkFolder(Channel):
                 file.unlink()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Leaves nothing behind."""
         shutil.rmtree(self.folder)
 
 

@@ -15,14 +15,14 @@ from rlhf_algos.envs import PromptEnv, check_env, make_prompt_env
 
 
 class Reverse(PromptEnv):
-    """Write a word backwards; the reward is the share of letters in the right place."""
+    """Writes a word backwards; the reward is the share of letters in the right place."""
 
     def __init__(self, length: int = 4, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.length = length
 
     def prompt(self, rng: np.random.Generator) -> str:
-        """Draw the letters."""
+        """Draws the letters."""
         self.word = "".join(rng.choice(list("abcdefgh"), size=self.length))
         return f"{self.word} backwards is "
 

@@ -42,7 +42,7 @@ class MeasuredGRPO(GRPO):
 
 
 def main() -> None:
-    """Train one iteration."""
+    """Trains one iteration."""
     from rlhf_algos.algorithms.recipes import addition
 
     algorithm = addition(MeasuredConfig(algo_class=MeasuredGRPO), iterations=1).build_algo()

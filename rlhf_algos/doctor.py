@@ -256,7 +256,7 @@ def all_checks() -> list[Callable[[], Iterator[Finding]]]:
 
 
 def run_doctor() -> int:
-    """Print every finding and return the exit status: 1 when something needed is wrong."""
+    """Prints every finding and returns the exit status: 1 when something needed is wrong."""
     findings: list[Finding] = []
     # Two at a time: imports of the engines take seconds each.
     with ThreadPoolExecutor(max_workers=2) as pool:

@@ -18,7 +18,7 @@ _COLUMNS = (
 )
 
 
-def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the parser."""
     parser = commands.add_parser(
         "replay",
@@ -47,10 +47,10 @@ def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--fraction", type=float, default=1.0, help="share of the responses that --sampler-model looks at (1.0)"
     )
     parser.add_argument("--json", type=Path, help="write the table there too")
-    parser.set_defaults(command=run_replay)
+    parser.set_defaults(command=run)
 
 
-def run_replay(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Prints the table; exit status 2 if the batches can't be used."""
     from rich.console import Console
 

@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from rlhf_algos.commands import exit_codes
 from rlhf_algos.commands.errors import ConfigError, message_of, write_traceback
 from rlhf_algos.commands.ray_session import ray_session, set_environment
-from rlhf_algos.commands.sweep_config import SweepConfig, read_sweep_config
+from rlhf_algos.commands.run_options import add_run_options
 from rlhf_algos.runs import RunFolder
+
+if TYPE_CHECKING:
+    from rlhf_algos.commands.config.sweep_config import SweepConfig
 
 CONFIG = "sweep.json"
 ERROR = "error.txt"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the parser."""
+    sweep = commands.add_parser(
+        "sweep",
+        help="one run per combination of values",
+        description="Run every combination of the values that a file gives as {grid: [...]}, one after another with "
+        "Ray Tune, on the same engine where it can be. Exit status: 0, 1 a trial failed, 2 the configuration is "
+        "wrong, 130 interrupted; --resume DIR then runs what is missing.",
+    )
+    sweep.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="configuration, .yaml or .json")
+    sweep.add_argument("--resume", metavar="DIR", type=Path, help="continue the sweep in this folder")
+    sweep.add_argument("--retry-failed", action="store_true", help="with --resume: run failed trials again")
+    add_run_options(sweep)
+    sweep.set_defaults(command=run, parser=sweep)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Starts or resumes a sweep; the exit status of `start_sweep`."""
+    if (arguments.config is None) == (arguments.resume is None):
+        arguments.parser.error("give either CONFIG or --resume DIR")
+    if arguments.resume is None and arguments.retry_failed:
+        arguments.parser.error("--retry-failed belongs to --resume DIR")
+    if arguments.resume is not None and (arguments.overrides or arguments.iterations):
+        arguments.parser.error(
+            "--resume continues with the sweep's own configuration; --set and --iterations change it"
+        )
+    shared = {"quiet": arguments.quiet, "ray_address": arguments.ray_address}
+    if arguments.resume is not None:
+        return resume_sweep(arguments.resume, retry_failed=arguments.retry_failed, **shared)
+    return start_sweep(
+        arguments.config,
+        overrides=arguments.overrides,
+        runs=arguments.runs,
+        iterations=arguments.iterations,
+        **shared,
+    )
 
 
 def start_sweep(
@@ -48,11 +90,13 @@ def start_sweep(
         return folder
 
     def make_tuner(sweep: SweepConfig, space: dict[str, Any], labels: dict[str, str], folder: Path) -> Any:
-        from rlhf_algos.commands.tuner import new_tuner
+        from rlhf_algos.commands.tune.tuner import new_tuner
 
         return new_tuner(sweep, space, labels, folder)
 
     def read() -> SweepConfig:
+        from rlhf_algos.commands.config.sweep_config import read_sweep_config
+
         return read_sweep_config(config, overrides, iterations=iterations)
 
     return _sweep(read, make_folder, make_tuner, quiet=quiet, ray_address=ray_address)
@@ -75,12 +119,14 @@ def resume_sweep(
     folder = Path(folder).absolute()
 
     def read() -> SweepConfig:
+        from rlhf_algos.commands.config.sweep_config import read_sweep_config
+
         if not (folder / CONFIG).is_file():
             raise ConfigError(f"{folder} is not the folder of a sweep: it has no {CONFIG}.")
         return read_sweep_config(folder / CONFIG)
 
     def make_tuner(sweep: SweepConfig, space: dict[str, Any], labels: dict[str, str], folder: Path) -> Any:
-        from rlhf_algos.commands.tuner import restored_tuner
+        from rlhf_algos.commands.tune.tuner import restored_tuner
 
         return restored_tuner(sweep, space, folder, retry_failed=retry_failed)
 
@@ -103,7 +149,7 @@ def _sweep(
         sweep.scheduler_object()
         space, labels = sweep.param_space()
         with ray_session(ray_address):
-            from rlhf_algos.commands.tuner import check_resources
+            from rlhf_algos.commands.tune.tuner import check_resources
 
             check_resources(sweep)
             folder = make_folder(sweep)
@@ -126,9 +172,9 @@ def _sweep(
 
 
 def _fit(sweep: SweepConfig, tuner: Any, labels: dict[str, str], folder: Path, *, quiet: bool) -> int:
-    from rlhf_algos.commands.sweep_display import ShowProgress, sweep_display
-    from rlhf_algos.commands.sweep_results import table_of, trial_results
-    from rlhf_algos.commands.tuner import tune_logs_to, tune_stops_on_interrupt
+    from rlhf_algos.commands.terminal.sweep_display import ShowProgress, sweep_display
+    from rlhf_algos.commands.tune.sweep_results import table_of, trial_results
+    from rlhf_algos.commands.tune.tuner import tune_logs_to, tune_stops_on_interrupt
 
     total = len(sweep.trials())
     display = sweep_display(Console(highlight=False), total, sweep.run.iterations, quiet=quiet)

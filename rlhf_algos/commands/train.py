@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from rlhf_algos.commands import exit_codes
 from rlhf_algos.commands.errors import ConfigError, message_of, write_traceback
-from rlhf_algos.commands.interrupts import deferred
-from rlhf_algos.commands.measures import EVALUATED, GREEDY, REWARD, heading_for, text_of
 from rlhf_algos.commands.ray_session import ray_session, set_environment
-from rlhf_algos.commands.run_config import RunConfig, read_run_config, require_no_grids
-from rlhf_algos.commands.train_display import TrainDisplay, train_display
-from rlhf_algos.report import plot_training
+from rlhf_algos.commands.run_options import add_run_options
+from rlhf_algos.commands.terminal.interrupts import deferred
+from rlhf_algos.commands.terminal.measures import EVALUATED, GREEDY, REWARD, heading_for, text_of
+from rlhf_algos.commands.terminal.train_display import TrainDisplay, train_display
 from rlhf_algos.runs import RunFolder, read_progress, record_run, recorded_state
 from rlhf_algos.runs.run_folder import PROGRESS
+
+if TYPE_CHECKING:
+    from rlhf_algos.commands.config.run_config import RunConfig
 
 MODEL = "model"
 PLOT = "reward_and_mismatch.png"
 ERROR = "error.txt"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the parser."""
+    train = commands.add_parser(
+        "train",
+        help="one run from a configuration file to a run folder",
+        description="Train as a YAML or JSON file says. Writes a run folder: exact configuration, progress, state, "
+        "trained model, plot. Ctrl-C stops after the current iteration, a second one at once. Exit status: 0, "
+        "1 the run failed, 2 the configuration is wrong, 130 interrupted.",
+    )
+    train.add_argument("config", metavar="CONFIG", type=Path, help="configuration, .yaml or .json")
+    add_run_options(train)
+    train.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains; the exit status of `train`."""
+    return train(
+        arguments.config,
+        overrides=arguments.overrides,
+        runs=arguments.runs,
+        iterations=arguments.iterations,
+        quiet=arguments.quiet,
+        ray_address=arguments.ray_address,
+    )
 
 
 def train(
@@ -49,6 +78,8 @@ def train(
     """
     console = Console(highlight=False)
     set_environment()
+    from rlhf_algos.commands.config.run_config import read_run_config, require_no_grids
+
     try:
         run = read_run_config(config, overrides, iterations=iterations)
         require_no_grids(run)
@@ -129,6 +160,8 @@ def _train(run: RunConfig, algorithm: Any, folder: RunFolder, display: TrainDisp
 def _draw(folder: RunFolder, run: RunConfig) -> None:
     if not (folder.path / PROGRESS).exists():
         return
+    from rlhf_algos.report import plot_training
+
     rows = read_progress(folder.path)
     if any(REWARD.key in row for row in rows):
         plot_training(rows, folder.path / PLOT, title=run.name)

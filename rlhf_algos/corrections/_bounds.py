@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def require_bounds(corrector: object, low: float, high: float) -> None:
-    """Raise unless `0 <= low <= high`, both finite numbers."""
+    """Raises unless `0 <= low <= high`, both finite numbers."""
     name = type(corrector).__name__
     _require_number(name, "low", low)
     _require_number(name, "high", high)
@@ -20,7 +20,7 @@ def require_bounds(corrector: object, low: float, high: float) -> None:
 
 
 def require_token_bounds(corrector: object, token_low: float | None, token_high: float | None) -> None:
-    """Raise unless each bound is None or a finite number, and `0 <= token_low <= token_high`."""
+    """Raises unless each bound is None or a finite number, and `0 <= token_low <= token_high`."""
     name = type(corrector).__name__
     for option, value in (("token_low", token_low), ("token_high", token_high)):
         if value is not None:

@@ -33,7 +33,7 @@ class Tokens(NamedTuple):
 
 
 def check_corrector(corrector: CorrectorSpec) -> None:
-    """Check a corrector: elementwise if it says so, detached, finite, independent, and rebuilt by its settings.
+    """Checks a corrector: elementwise if it says so, detached, finite, independent, and rebuilt by its settings.
 
     A `SequenceCorrector` must give all trained tokens of a response one weight. Any other corrector with
     `elementwise = False` may weigh its tokens differently, but may not look beyond their response.
@@ -74,7 +74,7 @@ def example_tokens(dtype: torch.dtype, scale: float) -> Tokens:
 
 
 def check_weight(corrector: Corrector, name: str, dtype: torch.dtype) -> None:
-    """Check the result of `weight`: shape, dtype, detached, finite, not negative, repeatable; its input is kept."""
+    """Checks the result of `weight`: shape, dtype, detached, finite, not negative, repeatable; its input is kept."""
     ratio = ratio_grid(dtype)
     given = ratio.clone()
     weights = corrector.weight(given)
@@ -101,7 +101,7 @@ def check_weight(corrector: Corrector, name: str, dtype: torch.dtype) -> None:
 
 
 def check_elementwise(corrector: Corrector, name: str, dtype: torch.dtype) -> None:
-    """Check that a weight depends on its own ratio only: any arrangement of the ratios gives that of the weights."""
+    """Checks that a weight depends on its own ratio only: any arrangement of the ratios gives that of the weights."""
     ratio = ratio_grid(dtype)
     weights = corrector.weight(ratio)
     order = torch.randperm(len(ratio), generator=torch.Generator().manual_seed(0))
@@ -128,7 +128,7 @@ def check_elementwise(corrector: Corrector, name: str, dtype: torch.dtype) -> No
 
 
 def check_correct(corrector: Corrector, name: str, tokens: Tokens) -> None:
-    """Check the result of `correct`: shape, dtype, detached, repeatable, 1 at untrained tokens, one per response."""
+    """Checks the result of `correct`: shape, dtype, detached, repeatable, 1 at untrained tokens, one per response."""
     found = corrector.correct(tokens.log_ratio.clone().requires_grad_(), tokens.sample_ids, tokens.loss_mask)
     if not isinstance(found, Correction):
         raise AssertionError(f"{name}: correct() returned a {type(found).__name__}, not a Correction.")
@@ -166,7 +166,7 @@ def check_correct(corrector: Corrector, name: str, tokens: Tokens) -> None:
 
 
 def check_one_weight_per_response(name: str, tokens: Tokens, weights: Tensor, ratios: Tensor) -> None:
-    """Check that all trained tokens of a response have the same weight and ratio."""
+    """Checks that all trained tokens of a response have the same weight and ratio."""
     for sample in tokens.sample_ids[tokens.loss_mask].unique():
         mine = tokens.loss_mask & (tokens.sample_ids == sample)
         for field, values in (("weights", weights), ("ratios", ratios)):
@@ -178,7 +178,7 @@ def check_one_weight_per_response(name: str, tokens: Tokens, weights: Tensor, ra
 
 
 def check_independence(corrector: Corrector, name: str, tokens: Tokens) -> None:
-    """Check that neither untrained tokens, nor their order, nor other responses change anything."""
+    """Checks that neither untrained tokens, nor their order, nor other responses change anything."""
     expected = corrector.correct(*tokens)
     for garbage in GARBAGE:
         log_ratio = torch.where(tokens.loss_mask, tokens.log_ratio, torch.full_like(tokens.log_ratio, garbage))
@@ -197,7 +197,7 @@ def check_independence(corrector: Corrector, name: str, tokens: Tokens) -> None:
 
 
 def check_nan_stops(corrector: Corrector, name: str) -> None:
-    """Check that a NaN at a trained token is an error."""
+    """Checks that a NaN at a trained token is an error."""
     tokens = example_tokens(torch.float32, 1.0)
     log_ratio = tokens.log_ratio.clone()
     log_ratio[2] = float("nan")
@@ -209,7 +209,7 @@ def check_nan_stops(corrector: Corrector, name: str) -> None:
 
 
 def check_settings(corrector: Corrector, name: str) -> None:
-    """Check that `settings` are JSON, hold every option, and build an equal corrector."""
+    """Checks that `settings` are JSON, hold every option, and build an equal corrector."""
     settings = corrector.settings()
     if not isinstance(settings, dict) or "type" not in settings:
         raise AssertionError(f'{name}: settings() must be a dict with a "type"; got {settings!r}.')
@@ -246,7 +246,7 @@ def same(first: Tensor, second: Tensor) -> bool:
 
 
 def require_same(found: Correction, expected: Correction, what: str) -> None:
-    """Raise AssertionError unless both fields agree."""
+    """Raises AssertionError unless both fields agree."""
     for field in Correction._fields:
         got, wanted = getattr(found, field), getattr(expected, field)
         if not same(got, wanted):

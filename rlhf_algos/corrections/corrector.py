@@ -138,7 +138,7 @@ def trained_log_ratio(log_ratio: Tensor, sample_ids: Tensor, loss_mask: Tensor) 
 
 
 def require_weights(corrector: Corrector, method: str, weights: Any, ratios: Tensor, loss_mask: Tensor) -> None:
-    """Raise unless what a user's method returned can multiply a loss: shape, dtype, finite where trained."""
+    """Raises unless what a user's method returned can multiply a loss: shape, dtype, finite where trained."""
     name = f"the result of {type(corrector).__name__}.{method}"
     if not isinstance(weights, Tensor):
         raise TypeError(f"{name} must be a tensor; got {type(weights).__name__}")

@@ -8,7 +8,7 @@ BUNDLED = {"rlhf_algos/tiny-moe": "tiny_moe"}
 
 
 def resolve_model(name: str) -> str:
-    """Return the folder of a bundled model, and any other name as it is.
+    """The folder of a bundled model, and any other name as it is.
 
     Args:
         name: A bundled name ("rlhf_algos/tiny-moe"), a folder, or a Hugging Face hub id.

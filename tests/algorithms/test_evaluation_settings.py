@@ -11,8 +11,8 @@ from ray import cloudpickle
 from rlhf_algos.algorithms.evaluation_settings import EVALUATION_KEYS
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.reset import as_config, evaluation_config_of
-from rlhf_algos.commands.config_file import ConfigFile
-from rlhf_algos.commands.run_config import RunConfig
+from rlhf_algos.commands.config.config_file import ConfigFile
+from rlhf_algos.commands.config.run_config import RunConfig
 from rlhf_algos.driver.batch_metrics import evaluation_metrics
 from rlhf_algos.driver.held_out import is_held_out
 from rlhf_algos.envs import PromptEnv, RewardError

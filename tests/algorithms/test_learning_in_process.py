@@ -78,7 +78,7 @@ def test_it_learns(trained, name):
 
 def test_an_algorithm_from_outside_learns(trained, monkeypatch):
     """`examples/my_algorithm.py`, and the command line finds it by its dotted path."""
-    from rlhf_algos.commands.run_config import read_run_config
+    from rlhf_algos.commands.config.run_config import read_run_config
 
     module = example("my_algorithm", monkeypatch)
     rewards, metrics = trained(module.CISPOConfig().training(clip_high=0.1))

@@ -1,11 +1,14 @@
 """Types and ranges of options: one declaration each, the same answer however an option is set."""
 
+import inspect
 import json
+import re
 
 import numpy as np
 import pytest
 from ray.rllib.algorithms.algorithm import Algorithm
 
+from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.algorithms.options import (
     Option,
@@ -19,7 +22,8 @@ from rlhf_algos.algorithms.options import (
 )
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSCConfig
 from rlhf_algos.algorithms.reset import given_config
-from rlhf_algos.commands.run_config import read_run_config
+from rlhf_algos.commands.config.run_config import read_run_config
+from rlhf_algos.commands.config.sections import arguments_of, declared_in
 from rlhf_algos.envs import PromptEnv
 
 NAN, INF = float("nan"), float("inf")
@@ -235,6 +239,45 @@ def test_every_declared_default_is_what_a_new_config_has_and_is_valid(config):
         # Two configs share no value that can be changed.
         if isinstance(option.default, dict | list):
             assert getattr(new, name) is not option.default
+
+
+def argument_texts(config, section):
+    """What the docstrings of a section's methods, those of base classes included, say of each argument."""
+    found = {}
+    for cls in reversed(config.__mro__):
+        method = vars(cls).get(section)
+        if method is None or cls.__module__.startswith("ray."):
+            continue
+        # Arguments stand 4 deeper than their heading, and what continues one deeper than it.
+        _, _, arguments = inspect.getdoc(method).partition("Args:\n")
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.MULTILINE):
+            found[name] = " ".join(text.split())
+    return found
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_docstrings_and_declarations_agree(name):
+    """Every option has a meaning, and the section's text of the argument begins with it."""
+    config = type(algorithm_class(name).get_default_config())
+    checked = set()
+    for option in config.declared_options().values():
+        assert option.meaning.strip() and option.meaning[-1] not in ".,:;", option.name
+        texts = argument_texts(config, option.section)
+        if option.keyword in texts:
+            assert texts[option.keyword].startswith(option.meaning), f"{option.section}({option.keyword})"
+            checked.add(option.keyword)
+    ours = {option.keyword for option in config.declared_options().values() if not option.of_rllib}
+    # Said under `kwargs` or `engine_args`: RLlib has the argument, or vLLM the names.
+    assert ours - checked == {"vllm_args", "num_cpus_per_env_runner", "num_cpus_per_learner"}
+
+
+def test_what_a_section_takes_of_ours_is_declared():
+    """An argument of a method of ours without a declaration would be checked by nobody."""
+    for name in ALGORITHMS:
+        config = algorithm_class(name).get_default_config()
+        for section in dict.fromkeys(option.section for option in config.declared_options().values()):
+            ours = {argument for argument, of_rllib in arguments_of(config, section).items() if not of_rllib}
+            assert ours - {"input_"} <= set(declared_in(config, section)), section
 
 
 def test_options_that_a_subclass_declares():

@@ -6,14 +6,14 @@ import json
 import numpy as np
 import pytest
 
-from rlhf_algos.commands.replay import add_replay
+from rlhf_algos.commands.replay import add
 from tests.analysis.test_compare import sampled_by
 from tests.learner.conftest import make_batch
 
 
 def replay(*arguments):
     parser = argparse.ArgumentParser()
-    add_replay(parser.add_subparsers())
+    add(parser.add_subparsers())
     parsed = parser.parse_args(["replay", *map(str, arguments)])
     return parsed.command(parsed)
 

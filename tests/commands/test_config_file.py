@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_algos.commands.config_file import parse_yaml, read_config_file
+from rlhf_algos.commands.config.config_file import parse_yaml, read_config_file
 from rlhf_algos.commands.errors import ConfigError
 
 

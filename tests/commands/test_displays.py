@@ -6,11 +6,11 @@ import os
 import pytest
 from rich.console import Console
 
-from rlhf_algos.commands import measures
 from rlhf_algos.commands.errors import message_of
 from rlhf_algos.commands.ray_session import standard_error_if_it_fails
-from rlhf_algos.commands.sweep_display import SweepDisplay, SweepLines, SweepTable, sweep_display
-from rlhf_algos.commands.train_display import LiveTable, Quiet, train_display
+from rlhf_algos.commands.terminal import measures
+from rlhf_algos.commands.terminal.sweep_display import SweepDisplay, SweepLines, SweepTable, sweep_display
+from rlhf_algos.commands.terminal.train_display import LiveTable, Quiet, train_display
 from rlhf_algos.plugins import as_text
 
 ROW = {

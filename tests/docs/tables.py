@@ -5,6 +5,8 @@ A table stands below a comment with its name, `<!-- staleness -->`.
 
 import re
 
+from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
+from rlhf_algos.algorithms.declarations import OPTIONS
 from rlhf_algos.metrics import METRICS
 from tests.docs.prose import ROOT
 
@@ -21,7 +23,20 @@ def metric_tables():
     }
 
 
-TABLES = {"metrics.md": metric_tables}
+def option_tables():
+    """The tables of docs/options.md by name: shared options by section, an algorithm's own by its name."""
+    sections = dict.fromkeys(option.section for option in OPTIONS)
+    tables = {section: option_table(o for o in OPTIONS if o.section == section) for section in sections}
+    own = {name: vars(type(algorithm_class(name).get_default_config())).get("OPTIONS", ()) for name in ALGORITHMS}
+    return tables | {name: option_table(options) for name, options in own.items()}
+
+
+def option_table(options):
+    rows = [(f"`{o.keyword}`", o.kind.words, f"`{o.default!r}`", o.meaning) for o in options]
+    return table(("option", "must be", "default", "meaning"), rows)
+
+
+TABLES = {"metrics.md": metric_tables, "options.md": option_tables}
 
 
 def table(head, rows):
@@ -41,7 +56,7 @@ def with_tables(text, tables):
             continue
         before, after = text.split(mark)
         after = re.sub(r"\A\n+(\|[^\n]*\n)*\n*", "", after)
-        text = f"{before}{mark}\n\n{content}\n\n{after}"
+        text = f"{before}{mark}\n\n{content}\n\n{after}".rstrip() + "\n"
     return text, missing
 
 

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "importing": set(),
     "engine_arguments": set(),
     "doctor": {"owned_folders"},
-    "cli": {"doctor", "report", "commands"},
+    "cli": {"commands"},
     "__main__": {"cli"},
     "plugins": set(),
     "corrections": {"objectives", "plugins"},
@@ -60,6 +60,7 @@ MAY_IMPORT = {
         "routing_replay",
     },
     "commands": {
+        "doctor",
         "algorithms",
         "analysis",
         "batch",

@@ -14,26 +14,15 @@ from typing import Any
 import gymnasium
 
 from rlhf_algos.algorithms import ALGORITHMS
-from rlhf_algos.commands.config_file import ConfigFile, read_config_file
+from rlhf_algos.commands.config.config_file import ConfigFile, read_config_file
+from rlhf_algos.commands.config.grids import dotted, find_grids
+from rlhf_algos.commands.config.sections import SECTIONS, apply_sections, recorded_section, require_known
+from rlhf_algos.commands.config.value_types import described, fits
 from rlhf_algos.commands.errors import ConfigError, message_of
-from rlhf_algos.commands.grids import dotted, find_grids
-from rlhf_algos.commands.sections import SECTIONS, apply_sections, arguments_of, declared_in, require_known
-from rlhf_algos.commands.value_types import described, fits
 
 _TOP_LEVEL: dict[str, Any] = {"algorithm": str, "name": str, "iterations": int, "evaluate_every": int}
 # Entries with which a run folder's config.json says what it is.
 _MARKS = ("format", "format_version")
-
-# What config.json records of RLlib's sections, besides what was given; of our own sections it records everything.
-_RECORDED = {
-    "environment": ("env", "env_config"),
-    "env_runners": ("num_env_runners", "num_cpus_per_env_runner", "num_gpus_per_env_runner"),
-    "learners": ("num_learners", "num_cpus_per_learner", "num_gpus_per_learner"),
-    "training": ("lr", "grad_clip", "num_epochs", "minibatch_size"),
-    "evaluation": ("evaluation_interval", "evaluation_duration", "evaluation_num_env_runners", "evaluation_config"),
-    "debugging": ("seed",),
-    "resources": ("num_cpus_for_main_process",),
-}
 
 
 @dataclass(frozen=True)
@@ -88,25 +77,12 @@ class RunConfig:
 
     def recorded(self, config: Any) -> dict[str, Any]:
         """What was run, in the form of a configuration file: every option of ours, and what was set of RLlib's."""
-        sections = {name: self._recorded_section(config, name) for name in SECTIONS}
+        sections = {name: recorded_section(config, name, self.sections.get(name) or {}) for name in SECTIONS}
         return self.top_level() | {name: keys for name, keys in sections.items() if keys}
 
     def top_level(self) -> dict[str, Any]:
         """The entries above the sections."""
         return {name: getattr(self, name) for name in _TOP_LEVEL}
-
-    def _recorded_section(self, config: Any, section: str) -> dict[str, Any]:
-        if section == "vllm":
-            return dict(config.vllm_args)
-        arguments = arguments_of(config, section)
-        names = [name for name, argument in arguments.items() if not argument.of_rllib]
-        kept_as = {key: option.name for key, option in declared_in(config, section).items()}
-        recorded = {}
-        for name in dict.fromkeys([*names, *_RECORDED.get(section, ())]):
-            attribute = kept_as.get(name, name)
-            if hasattr(config, attribute):
-                recorded[name] = getattr(config, attribute)
-        return recorded | {k: v for k, v in (self.sections.get(section) or {}).items() if k not in recorded}
 
 
 def read_run_config(

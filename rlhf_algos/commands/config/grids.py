@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_algos.commands.config_file import ConfigFile
+from rlhf_algos.commands.config.config_file import ConfigFile
 from rlhf_algos.commands.errors import ConfigError
 
 #: Keys and places in lists that lead to a value.

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlhf_algos.commands.config_file import ConfigFile
+from rlhf_algos.commands.config.config_file import ConfigFile
+from rlhf_algos.commands.config.grids import Path as GridPath
+from rlhf_algos.commands.config.grids import cells, check_grids, dotted, replaced
+from rlhf_algos.commands.config.run_config import RunConfig, read_run_config
+from rlhf_algos.commands.config.sections import SECTIONS, call_sections, require_known
+from rlhf_algos.commands.config.value_types import described, fits
 from rlhf_algos.commands.errors import ConfigError
-from rlhf_algos.commands.grids import Path as GridPath
-from rlhf_algos.commands.grids import cells, check_grids, dotted, replaced
-from rlhf_algos.commands.run_config import RunConfig, read_run_config
-from rlhf_algos.commands.sections import SECTIONS, call_sections, require_known
-from rlhf_algos.commands.value_types import described, fits
 
 _SETTINGS = {"max_concurrent": int | None, "stop": dict[str, float], "scheduler": dict[str, Any]}
 _SEED: GridPath = ("debugging", "seed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
@@ -15,6 +15,8 @@ def fits(value: Any, annotation: Any) -> bool:
     >>> fits(1, float), fits(True, int), fits([1, 2], list[int]), fits("a", int | None)
     (True, False, True, False)
     """
+    if get_origin(annotation) is Annotated:
+        return fits(value, get_args(annotation)[0])
     if annotation in (None, type(None)):
         return value is None
     if annotation is bool:
@@ -40,6 +42,8 @@ def fits(value: Any, annotation: Any) -> bool:
 
 def described(annotation: Any) -> str:
     """An annotation in words."""
+    if get_origin(annotation) is Annotated:
+        return described(get_args(annotation)[0])
     origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if annotation is None or annotation in _NAMES:
         return _NAMES[type(None) if annotation is None else annotation]

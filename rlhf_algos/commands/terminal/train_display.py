@@ -10,8 +10,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from typing_extensions import override
 
-from rlhf_algos.commands.measures import MEASURES, as_line, heading_for, text_of
+from rlhf_algos.commands.terminal.measures import MEASURES, as_line, heading_for, text_of
 
 # Iterations in view on a terminal, and from which length of a run on not every iteration gets a line elsewhere.
 _IN_VIEW = 10
@@ -33,7 +34,7 @@ class TrainDisplay(Protocol):
         """Shows the numbers of an iteration; 0 stands for the evaluation before the first one."""
 
 
-class Quiet:
+class Quiet(TrainDisplay):
     """Shows nothing."""
 
     def __enter__(self) -> Self:
@@ -42,11 +43,13 @@ class Quiet:
     def __exit__(self, *error: object) -> None:
         pass
 
+    @override
     def say(self, text: str) -> None:
-        """Nothing."""
+        pass
 
+    @override
     def iteration(self, number: int, row: Mapping[str, float]) -> None:
-        """Nothing."""
+        pass
 
 
 class Lines(Quiet):
@@ -55,12 +58,12 @@ class Lines(Quiet):
     def __init__(self, console: Console, iterations: int) -> None:
         self._console, self._iterations = console, iterations
 
+    @override
     def say(self, text: str) -> None:
-        """Prints it."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    @override
     def iteration(self, number: int, row: Mapping[str, float]) -> None:
-        """Prints the line."""
         evaluated = any(key.startswith("evaluation/") for key in row)
         due = self._iterations <= _LINES_PER_RUN or number % _LINE_EVERY == 0 or number == self._iterations
         if due or evaluated:
@@ -91,12 +94,12 @@ class LiveTable(Quiet):
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
+    @override
     def say(self, text: str) -> None:
-        """Prints it above the table."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    @override
     def iteration(self, number: int, row: Mapping[str, float]) -> None:
-        """Adds a row."""
         self._rows.append((number, row))
         self._progress.update(self._task, completed=number)
         self._live.update(self._content())

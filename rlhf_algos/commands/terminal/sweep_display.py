@@ -12,10 +12,11 @@ from ray import tune
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from typing_extensions import override
 
 from rlhf_algos.commands.errors import message_of
-from rlhf_algos.commands.measures import MEASURES, heading_for, text_of
-from rlhf_algos.commands.train_display import Lines, Quiet
+from rlhf_algos.commands.terminal.measures import MEASURES, heading_for, text_of
+from rlhf_algos.commands.terminal.train_display import Lines, Quiet
 from rlhf_algos.runs.values import flatten
 
 
@@ -53,20 +54,21 @@ class SweepLines(SweepDisplay):
         self._console, self._trials = console, trials
         self._lines = Lines(console, iterations)
 
+    @override
     def say(self, text: str) -> None:
-        """Prints it."""
         self._lines.say(text)
 
+    @override
     def started(self, number: int, name: str) -> None:
-        """Prints its name."""
         self.say(f"trial {number}/{self._trials}  {name}")
 
+    @override
     def result(self, number: int, row: Mapping[str, float]) -> None:
         """Prints the line that a run of `train` would."""
         self._lines.iteration(int(row["training_iteration"]), row)
 
+    @override
     def ended(self, number: int, error: str | None) -> None:
-        """Prints why it failed."""
         if error is not None:
             self.say(f"trial {number}/{self._trials}  failed: {error}")
 
@@ -86,20 +88,21 @@ class SweepTable(SweepDisplay):
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
+    @override
     def say(self, text: str) -> None:
-        """Prints it above the table."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    @override
     def started(self, number: int, name: str) -> None:
-        """Adds a row."""
         self._shown[number] = ShownTrial(name)
 
+    @override
     def result(self, number: int, row: Mapping[str, float]) -> None:
         """Changes the row's numbers; one that is not measured in every iteration stays until it is again."""
         self._shown[number].row = {**self._shown[number].row, **row}
 
+    @override
     def ended(self, number: int, error: str | None) -> None:
-        """Changes the row's state."""
         if number in self._shown:
             self._shown[number].state = "finished" if error is None else "failed"
 
@@ -133,22 +136,22 @@ class ShowProgress(tune.Callback):
 
     display: ClassVar[SweepDisplay] = SweepDisplay()
 
+    @override
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune's call."""
         self.display.started(number_of(trial), str(trial))
 
+    @override
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Tune's call."""
         self.display.result(number_of(trial), flatten(result))
 
+    @override
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune's call."""
         self.display.ended(number_of(trial), None)
 
+    @override
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune's call."""
         self.display.ended(number_of(trial), message_of(_error_of(trial)))
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from ray import tune
 
+from rlhf_algos.commands.config.grids import dotted
+from rlhf_algos.commands.config.sweep_config import SweepConfig
 from rlhf_algos.commands.errors import ConfigError
-from rlhf_algos.commands.grids import dotted
-from rlhf_algos.commands.interrupts import deferred
-from rlhf_algos.commands.sweep_config import SweepConfig
-from rlhf_algos.commands.sweep_display import ShowProgress
-from rlhf_algos.commands.trial_names import TrialFolder, TrialName
+from rlhf_algos.commands.terminal.interrupts import deferred
+from rlhf_algos.commands.terminal.sweep_display import ShowProgress
+from rlhf_algos.commands.tune.trial_names import TrialFolder, TrialName
 from rlhf_algos.runs.values import flatten
 
 LOG = "tune.log"

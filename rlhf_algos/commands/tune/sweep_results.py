@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_algos.commands.errors import message_of
-from rlhf_algos.commands.measures import MEASURES, SECONDS, heading_for, text_of
-from rlhf_algos.commands.trial_names import value_at
+from rlhf_algos.commands.terminal.measures import MEASURES, SECONDS, heading_for, text_of
+from rlhf_algos.commands.tune.trial_names import value_at
 from rlhf_algos.plugins import as_text
 from rlhf_algos.runs.values import flatten
 

@@ -5,49 +5,26 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from rlhf_algos.commands.config_file import ConfigFile
+from rlhf_algos.algorithms.declarations import OPTIONS
+from rlhf_algos.algorithms.options import Option
+from rlhf_algos.commands.config.config_file import ConfigFile
+from rlhf_algos.commands.config.value_types import described, fits
 from rlhf_algos.commands.errors import ConfigError
-from rlhf_algos.commands.value_types import described, fits
 from rlhf_algos.engine_arguments import vllm_engine_arguments
 
 #: Methods of an algorithm's config that a file may use, in the order they are called.
-SECTIONS = (
-    "environment",
-    "language_model",
-    "sampling",
-    "mismatch_injection",
-    "vllm",
-    "env_runners",
-    "learners",
-    "deepspeed",
-    "training",
-    "evaluation",
-    "debugging",
-    "resources",
-    "fault_tolerance",
-    "reporting",
-)
+SECTIONS = tuple(dict.fromkeys(option.section for option in OPTIONS if option.in_files))
 
 
-@dataclass(frozen=True)
-class Argument:
-    """An argument of a section's method.
+def arguments_of(config: Any, section: str) -> dict[str, bool]:
+    """Keyword arguments of a method, those that a subclass hands on to its base class included.
 
-    Attributes:
-        annotation: `Any` where there is none that can be read.
-        of_rllib: declared by RLlib, whose whole numbers of CPUs may be fractions.
+    Returns:
+        By name whether RLlib has the argument, and no class of this library or of a user.
     """
-
-    annotation: Any
-    of_rllib: bool
-
-
-def arguments_of(config: Any, section: str) -> dict[str, Argument]:
-    """Keyword arguments of a method by name, those that a subclass hands on to its base class included."""
-    found: dict[str, Argument] = {}
+    found: dict[str, bool] = {}
     for cls in type(config).__mro__:
         method = vars(cls).get(section)
         if method is None:
@@ -56,14 +33,13 @@ def arguments_of(config: Any, section: str) -> dict[str, Argument]:
         for parameter in parameters:
             # Other defaults are those of RLlib's deprecated arguments.
             if getattr(parameter.default, "__name__", type(parameter.default).__name__) == "_NotProvided":
-                argument = Argument(_annotation(parameter, method), cls.__module__.startswith("ray."))
-                found.setdefault(parameter.name, argument)
+                found.setdefault(parameter.name, cls.__module__.startswith("ray."))
         if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             break
     return found
 
 
-def declared_in(config: Any, section: str) -> dict[str, Any]:
+def declared_in(config: Any, section: str) -> dict[str, Option]:
     """The declared options of a section by argument."""
     return {option.keyword: option for option in config.declared_options().values() if option.section == section}
 
@@ -71,6 +47,33 @@ def declared_in(config: Any, section: str) -> dict[str, Any]:
 def names_of(config: Any, section: str) -> list[str]:
     """What may stand in a section; empty where that can't be known."""
     return vllm_engine_arguments() if section == "vllm" else list(arguments_of(config, section))
+
+
+def recorded_section(config: Any, section: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A section as config.json has it: every option that is always recorded, and what else was given.
+
+    Args:
+        config: of the run.
+        section: one of `SECTIONS`.
+        given: what the file has in it.
+
+    Raises:
+        TypeError: if a method of our own has an argument whose value can't be found again, because it is not declared.
+    """
+    if section == "vllm":
+        return dict(config.vllm_args)
+    options = declared_in(config, section)
+    recorded = {key: getattr(config, option.name) for key, option in options.items() if option.recorded}
+    for name, of_rllib in arguments_of(config, section).items():
+        if of_rllib or name in options or name in given:
+            continue
+        if not hasattr(config, name):
+            raise TypeError(
+                f"{type(config).__name__}.{section}({name}=...): its value can't be recorded. Declare it in OPTIONS of "
+                f'the class: Option("{section}", ATTRIBUTE, ..., argument="{name}").'
+            )
+        recorded[name] = getattr(config, name)
+    return recorded | {key: value for key, value in given.items() if key not in recorded}
 
 
 def apply_sections(config: Any, sections: Mapping[str, Any], file: ConfigFile) -> None:
@@ -119,23 +122,23 @@ def require_known(path: str, key: str, known: Iterable[str], file: ConfigFile) -
 
 
 def _check_keys(config: Any, section: str, keys: Mapping[str, Any], file: ConfigFile) -> None:
-    arguments = arguments_of(config, section)
     names, declared = names_of(config, section), declared_in(config, section)
     for key, value in keys.items():
         if names and key not in names:
             _raise_what_the_method_says(getattr(config.copy(copy_frozen=False), section), section, key, value, file)
             require_known(section, key, names, file)
-        argument = arguments.get(key)
-        if argument is not None and not _fits(value, argument):
+        if key not in declared:
+            continue
+        expected = declared[key].kind.annotation
+        if not fits(value, expected):
             raise ConfigError(
-                f"{file.place(f'{section}.{key}')} must be {described(argument.annotation)}, got {value!r} "
+                f"{file.place(f'{section}.{key}')} must be {described(expected)}, got {value!r} "
                 f"({type(value).__name__})."
             )
-        if key in declared:
-            try:
-                declared[key].checked(value)
-            except ValueError as error:
-                raise ConfigError(f"{file.place(f'{section}.{key}')}: {error}") from error
+        try:
+            declared[key].checked(value)
+        except ValueError as error:
+            raise ConfigError(f"{file.place(f'{section}.{key}')}: {error}") from error
 
 
 def _raise_what_the_method_says(
@@ -148,23 +151,3 @@ def _raise_what_the_method_says(
         return
     except ValueError as error:
         raise ConfigError(f"{file.place(f'{section}.{key}')}: {error}") from error
-
-
-def _fits(value: Any, argument: Argument) -> bool:
-    if fits(value, argument.annotation):
-        return True
-    is_fraction = isinstance(value, float) and not value.is_integer()
-    return argument.of_rllib and is_fraction and fits(int(value), argument.annotation)
-
-
-def _annotation(parameter: inspect.Parameter, method: Callable[..., Any]) -> Any:
-    annotation = parameter.annotation
-    if annotation is inspect.Parameter.empty:
-        return Any
-    if not isinstance(annotation, str):
-        return annotation
-    try:
-        return eval(annotation, vars(inspect.getmodule(method)))
-    except NameError:
-        # Named only for type checkers.
-        return Any

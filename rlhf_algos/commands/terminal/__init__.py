@@ -1,0 +1,1 @@
+"""What a command shows while it runs, and how Ctrl-C is taken."""

@@ -1,0 +1,1 @@
+"""What a sweep asks of Ray Tune and gets from it."""
