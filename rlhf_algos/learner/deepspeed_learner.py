@@ -16,6 +16,7 @@ from torch import distributed
 from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.importing import garbage_collection_paused
 from rlhf_algos.learner.accelerator import deepspeed
+from rlhf_algos.learner.engine import make_engine
 from rlhf_algos.learner.module import LanguageModelModule
 from rlhf_algos.learner.process_group import ensure_process_group, meet_at_one_address
 from rlhf_algos.learner.reference import load_reference
@@ -85,30 +86,11 @@ class DeepSpeedLearner(WeightsOfLearner, TorchLearner):
 
     def configure_optimizers_for_module(self, module_id: str, config: AlgorithmConfig | None = None) -> None:
         """Makes the DeepSpeed engine and registers its AdamW, whose learning rate RLlib's schedule drives."""
-        settings = self.settings
         module: LanguageModelModule = self.module[module_id]
-        parameters = [p for p in module.policy.parameters() if p.requires_grad]
-        options: dict[str, Any] = {
-            "lr": 0.0,
-            "betas": settings.adam_betas,
-            "eps": settings.adam_eps,
-            "weight_decay": settings.weight_decay,
-        }
-        if settings.offload_optimizer:
-            from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-            optimizer = DeepSpeedCPUAdam(parameters, adamw_mode=True, **options)
-        else:
-            optimizer = torch.optim.AdamW(parameters, fused=True, **options)
-        self.engine, _, _, _ = deepspeed.initialize(
-            model=module.policy,
-            optimizer=optimizer,
-            config=settings.deepspeed(sum(parameter.numel() for parameter in parameters)),
-            dist_init_required=False,
-        )
+        self.engine, optimizer, parameters = make_engine(module.policy, self.settings)
         object.__setattr__(module, "run", self.engine)
         self.register_optimizer(
-            module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=settings.lr
+            module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=self.settings.lr
         )
 
     def _make_modules_ddp_if_necessary(self) -> None:

@@ -58,7 +58,7 @@ def trained(peaked_models):
             batch = with_advantages(
                 sample(learner.module[DEFAULT_MODULE_ID].policy, version=version), config.advantages
             )
-            metrics = learner.update_from_rollouts(batch, env_steps_sampled=64 * version)
+            metrics = learner.update_from_rollouts(batch, env_steps_sampled=64 * version, weight_version=version)
             rewards.append(float(np.mean(batch.rewards)))
         return rewards, metrics
 

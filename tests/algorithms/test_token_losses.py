@@ -12,7 +12,10 @@ from rlhf_algos.algorithms.gspo import GSPOConfig
 from rlhf_algos.algorithms.interface import LanguageModelAlgorithm, LossTokens
 from rlhf_algos.algorithms.reinforce_sc import CenteredReinforce, ReinforceSCConfig
 from rlhf_algos.algorithms.rloo import RLOOConfig
+from rlhf_algos.commands.run_config import read_run_config
 from rlhf_algos.corrections import TIS, NoCorrection, SequenceTIS
+
+ROOT = Path(__file__).parents[2]
 
 CONFIGS = {"grpo": GRPOConfig, "gspo": GSPOConfig, "reinforce_sc": ReinforceSCConfig, "rloo": RLOOConfig}
 
@@ -24,6 +27,12 @@ def test_the_table_has_every_algorithm_and_its_configuration():
         assert issubclass(algorithm, LanguageModelAlgorithm)
         config = algorithm.get_default_config()
         assert type(config) is CONFIGS[name] and config.algo_class is algorithm
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_file_names_it(name):
+    run = read_run_config(ROOT / "examples/configs/addition_grpo.yaml", [f"algorithm={name}"])
+    assert type(run.build()) is CONFIGS[name]
 
 
 @pytest.mark.parametrize("name", ["rloo", "gspo"])
