@@ -184,8 +184,7 @@ class VLLMEnvRunner(EnvRunner):
         Raises:
             RuntimeError: if the actor has other weights.
         """
-        settings = self.settings
-        plan = plan_of_groups(group_ids, size=settings.group_size, seed=settings.training.seed)
+        plan = plan_of_groups(group_ids, size=self.settings.group_size, seed=self.settings.training.seed)
         return self._play(self._training, plan, weight_version, mark)
 
     def sample_evaluation(

@@ -13,7 +13,7 @@ from rlhf_algos.driver.batch_metrics import trained_counts
 from rlhf_algos.driver.publication import Publication
 from rlhf_algos.driver.source import BatchSource, Rollouts
 from rlhf_algos.driver.step_log import StepLog
-from rlhf_algos.weight_sync import NO_INJECTION
+from rlhf_algos.weight_sync import NO_INJECTION, SharedMemory
 from tests.algorithms.test_metric_reductions import FIRST
 
 
@@ -45,6 +45,17 @@ class CountingLearners:
             raise AssertionError("the iteration does not end")
         time.sleep(0.01)
         return {"num_optimizer_steps": 0.0, "steps_without_trained_token": 0.0}
+
+
+class SteppingLearners(CountingLearners):
+    """They take a step of each second batch, and note which version they were told."""
+
+    def __init__(self):
+        self.told = []
+
+    def update(self, batch, *, responses_sampled, weight_version):
+        self.told.append(weight_version)
+        return {"num_optimizer_steps": float(len(self.told) % 2), "steps_without_trained_token": 0.0}
 
 
 class OneBatch(GRPO):
@@ -110,3 +121,17 @@ def test_a_response_without_a_trained_token_is_not_trained_on():
     assert trained_counts(dataclasses.replace(FIRST, loss_mask=FIRST.loss_mask & False)) == {
         "num_env_steps_trained_lifetime": 0
     }
+
+
+def test_an_update_is_told_the_version_that_it_starts_from_and_one_without_a_step_makes_none(tmp_path):
+    config = GRPOConfig().environment("rlhf_algos/Addition-v0")
+    config.validate()
+    algorithm = OneBatch(config)
+    learners, channel = SteppingLearners(), SharedMemory(tmp_path)
+    publication = Publication(channel, None, None, is_received=False, injection=NO_INJECTION, seed=0)
+    algorithm.parts = dataclasses.replace(algorithm.parts, learners=learners, publication=publication)
+    for _ in range(4):
+        algorithm.training_step()
+    assert learners.told == [0, 1, 1, 2]
+    assert publication.version == 2
+    channel.close()

@@ -11,6 +11,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from rlhf_algos.algorithms import ALGORITHMS, algorithm_class
 from rlhf_algos.driver.advantages import with_advantages
 from rlhf_algos.envs import PromptSpace, UnicodeText
+from rlhf_algos.metrics import LEARNER, TOKENS, is_listed
 from tests.self_sampling import sample
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,7 @@ def test_it_learns(trained, name):
     assert metrics["train_rollout_logprob_abs_diff"] < 1e-5
     if name in ("grpo", "gspo"):
         assert metrics["pg_clipfrac"] > 0
+    assert [key for key in metrics if not is_listed(f"{LEARNER}/{key}")] == []
 
 
 def test_an_algorithm_from_outside_learns(trained, monkeypatch):
@@ -90,8 +92,8 @@ def test_an_algorithm_from_outside_learns(trained, monkeypatch):
 
 def test_a_metric_from_outside_is_measured(trained, monkeypatch):
     """`examples/my_metric.py`: the mean over the batch's tokens of what the loss returns."""
-    from rlhf_algos.driver.batch_metrics import LEARNER, Mean, reduction_of
+    from rlhf_algos.driver.batch_metrics import reduction_of
 
     _, metrics = trained(example("my_metric", monkeypatch).MeasuredConfig(), iterations=1)
     assert 0 <= metrics["sure_fraction"] < 1 and "pg_clipfrac" in metrics
-    assert reduction_of(f"{LEARNER}/sure_fraction") == Mean("trained_tokens")
+    assert reduction_of(f"{LEARNER}/sure_fraction") == TOKENS

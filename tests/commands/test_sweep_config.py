@@ -122,7 +122,7 @@ def test_the_example_is_valid():
         ("sweep: {scheduler: {type: pbt}}", "sweep.scheduler.type must be one of asha, median, got 'pbt'"),
         ("sweep: {scheduler: {type: asha}}", "sweep.scheduler: metric is missing"),
         ("sweep: {scheduler: {type: asha, metrik: x}}", "Did you mean sweep.scheduler.metric?"),
-        ("training: {lr: {grid: [1e-3, fast]}}", "training.lr must be a number or a list or null, got 'fast'"),
+        ("training: {lr: {grid: [1e-3, fast]}}", "training.lr must be a number or a list, got 'fast'"),
         ("training: {grop_size: {grid: [2, 4]}}", "Did you mean training.group_size?"),
     ],
 )

@@ -13,6 +13,7 @@ from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.driver.calls import on_env_runners, on_learners
 from rlhf_algos.envs import PromptEnv
 from rlhf_algos.envs.addition import listed_problems
+from rlhf_algos.metrics import EVALUATION, is_listed
 from tests.listening import listening_addresses
 
 
@@ -114,6 +115,7 @@ def test_evaluation_plays_the_first_heldout_problems_and_none_that_is_trained_on
     assert first["num_episodes"] == 30
     assert 0 < first["greedy_return_mean"] <= 1
     assert (first["split"], first["held_out"]) == ("heldout", 1.0)
+    assert [key for key in first if not is_listed(f"{EVALUATION}/{key}")] == []
     assert first["weight_version"] == algorithm.parts.publication.version
 
     def prompts(runner):
