@@ -33,14 +33,14 @@ RUNS: dict[str, tuple[type, str, str, int, int, dict[str, Any]]] = {
     "sc-tis-r3-zero3-2": (ReinforceSCConfig, "tis", "r3", 3, 2, {}),
 }
 # Differ from run to run: times, and what the machine was doing.
-_NOT_COMPARED = ("time", "perf", "hostname", "pid", "node_ip", "date", "trial_id", "experiment", "config")
+_NOT_COMPARED = {"timers", "perf", "config", "hostname", "node_ip", "pid", "date", "timestamp", "trial_id"}
 
 
 def numbers(result: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Every number of a result but times, as text that holds all bits, by flat key."""
     flat: dict[str, str] = {}
     for key, value in result.items():
-        if any(part in str(key) for part in _NOT_COMPARED):
+        if key in _NOT_COMPARED or str(key).startswith("time_") or str(key).endswith("_throughput"):
             continue
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):

@@ -12,7 +12,7 @@ from rlhf_algos.algorithms.gspo import GSPOConfig
 from rlhf_algos.algorithms.interface import LanguageModelAlgorithm, LossTokens
 from rlhf_algos.algorithms.reinforce_sc import CenteredReinforce, ReinforceSCConfig
 from rlhf_algos.algorithms.rloo import RLOOConfig
-from rlhf_algos.commands.run_config import read_run_config
+from rlhf_algos.commands.config.run_config import read_run_config
 from rlhf_algos.corrections import TIS, NoCorrection, SequenceTIS
 
 ROOT = Path(__file__).parents[2]
