@@ -10,6 +10,7 @@ from rlhf_algos.algorithms.reset import as_config, evaluation_config_of
 from rlhf_algos.driver.crew import Crew, Standing, Weights, standing_of
 from rlhf_algos.driver.evaluator import Evaluator
 from rlhf_algos.driver.live_source import LiveSource
+from rlhf_algos.driver.playing import Actors, sample_groups
 from rlhf_algos.driver.publication import Publication
 from rlhf_algos.driver.run_state import restore_run, run_state
 from rlhf_algos.weight_sync import NO_INJECTION, MismatchInjection, SharedMemory, with_injection
@@ -175,16 +176,45 @@ def test_an_actor_that_dies_in_such_an_evaluation_gets_the_evaluated_version_aga
     assert run.engine_of_evaluation().loaded["w"].tolist() == [0.0, 0.0]
 
 
-def test_who_has_what_is_asked_once_per_evaluation(run):
-    calls = []
-    foreach = run.evaluation.foreach_env_runner
-    run.evaluation.foreach_env_runner = lambda *args, **kwargs: calls.append(1) or foreach(*args, **kwargs)
-    run.evaluator.evaluate()
-    # Standing, load, sampled, greedy; the splits are asked of the other actors.
-    assert len(calls) == 4
-    calls.clear()
-    run.evaluator.evaluate()
-    assert len(calls) == 3
+class Restarted:
+    """Actors in this process; one that has answered some problems is restarted at once, unnoticed: it was idle."""
+
+    def __init__(self, group, config, *, after):
+        self.group, self.config, self.after, self.plays = group, config, after, 0
+        self.foreach, group.foreach_env_runner = group.foreach_env_runner, self
+
+    def __call__(self, functions, **options):
+        results = self.foreach(functions, **options)
+        if any(isinstance(result, tuple) for _, result, _ in results):
+            self.plays += 1
+            if self.plays == 1:
+                self.group.runners[self.after] = small_runner(self.config)
+        return results
+
+
+def test_an_actor_that_is_restarted_between_two_plays_has_weights_for_the_second(run):
+    restarted = Restarted(run.evaluation, run.evaluation_config, after=1)
+    results = run.evaluator.evaluate()
+    assert (results["num_episodes"], restarted.plays) == (6, 2)
+    assert run.engine_of_evaluation().loaded["w"].tolist() == [0.0, 0.0]
+
+
+def test_an_idle_actor_that_is_restarted_while_another_dies_gets_weights_before_it_helps_out(channel):
+    """Of two actors one problem keeps one idle; it is restarted unnoticed, and the busy one does not come back."""
+    config = config_for()
+    group, weights = FakeGroup([]), Weights(channel, 0)
+
+    def dies(request):
+        group.runners[2] = small_runner(config)
+        raise Death
+
+    group.runners = {1: small_runner(config, answer=dies), 2: small_runner(config)}
+    group.healthy, group.probe_unhealthy_env_runners = {1, 2}, lambda: []
+    channel.send({"w": torch.zeros(2)}, 0)
+    crew = Crew(group, config, 0)
+    crew.bring_up_to_date(weights)
+    actors = Actors(group, lambda: crew.restore(weights), 5.0)
+    assert sample_groups(actors, [0], weight_version=0).groups_sampled_again == 1
 
 
 def test_with_an_injected_mismatch_both_figures_are_of_their_own_weights(channel):
