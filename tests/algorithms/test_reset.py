@@ -77,6 +77,7 @@ def running():
     config = base()
     config.validate()
     algorithm.begin(config)
+    composed_of_nothing(algorithm)
     return algorithm
 
 
@@ -135,6 +136,17 @@ def test_callbacks_hear_of_the_new_beginning_when_it_is_complete(running, monkey
         assert running.reset_config(base().callbacks(Listening, on_algorithm_init=function))
     assert [entry[:3] for entry in heard] == [("class", 0, True), ("function", 0, True)] * 2
     assert heard[0][3] is not heard[2][3], "every run has its own object"
+
+
+def test_the_last_runs_weights_go_before_the_next_one_counts_from_0(running, monkeypatch):
+    done = []
+    monkeypatch.setattr(Publication, "end", lambda self: done.append(("end", self)))
+    monkeypatch.setattr(Publication, "publish", lambda self, version: done.append((version, self)))
+    monkeypatch.setattr(GRPO, "compose", composed_of_nothing)
+    monkeypatch.setattr(reset, "on_learners", lambda group, function: None)
+    before = running.parts.publication
+    assert running.reset_config(base())
+    assert done == [("end", before), (0, running.parts.publication)] and before is not running.parts.publication
 
 
 def composed_of_nothing(algorithm):
