@@ -23,7 +23,7 @@ class NetworkFolder(Channel):
 
     def __init__(self, folder: str) -> None:
         # Of this run alone: several may use the folder at once.
-        self.folder = Path(tempfile.mkdtemp(dir=folder))
+        self.folder = Path(tempfile.mkdtemp(dir=Path(folder).absolute()))
 
     def file(self, version: int) -> Path:
         """Where a version is."""
