@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,20 +56,22 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
     step_log: StepLog
     batch_folder: BatchFolder | None = None
     configuration = 0
-    _reset_may_restart = False
+    _reset_may_restart, _shared = False, ExitStack()
 
     def setup(self, config: LanguageModelAlgorithmConfig | Mapping[str, Any]) -> None:
         """Starts rollout actors and learners, and gives the actors the trainer's weights."""
         config = with_seed(given_config(type(self), config))
         if ray.util.get_current_placement_group() is None:
             check_resources(self.default_resource_request(config).bundles)
-        self._channel, self._marks = channel_maker(config.weight_channel)(), OwnedFolder(SHARED_MEMORY)
-        self.configuration = 0
+        self._shared, self.configuration = ExitStack(), 0
+        self._channel = self._shared.enter_context(closing(channel_maker(config.weight_channel)()))
+        self._marks = self._shared.enter_context(closing(OwnedFolder(SHARED_MEMORY)))
         try:
             self.begin(config)
             self._start_processes(config)
             self.compose()
             self.parts.publication.publish(0)
+            self.call_back("on_algorithm_init")
         except BaseException as error:
             end_processes(self.env_runner_group, self.eval_env_runner_group, self.learner_group)
             forget_locals(error)
@@ -92,7 +94,7 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
             require_actors(self.env_runner_group, self.eval_env_runner_group)
 
         try:
-            with learners_starting(config, require):
+            with learners_starting(config, require), self.no_callbacks(config):
                 super().setup(config)
         except (IndexError, RayError):
             # RLlib's, where an actor is dead: it does not say which.
@@ -139,10 +141,10 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
         """
         config = as_config(self.get_default_config(), new_config)
         same_processes = processes_of(config) == processes_of(self._built_config)
-        if same_processes or self._reset_may_restart:
+        possible = same_processes or self._reset_may_restart
+        if possible:
             start_over(self, config, same_processes=same_processes)
-            return True
-        return False
+        return possible
 
     def cleanup(self) -> None:
         """Stops all actors and frees the shared memory."""
@@ -152,10 +154,8 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
             self.abandon()
 
     def abandon(self) -> None:
-        """Frees the shared memory and leaves the actors, for a driver that ends Ray without waiting for them."""
-        if hasattr(self, "_channel"):
-            self._channel.close()
-            self._marks.close()
+        """Frees the shared memory, once, and leaves the actors, for a driver that ends Ray without waiting for them."""
+        self._shared.close()
 
     def training_step(self) -> None:
         """One step; results are logged under RLlib's keys. An iteration (`train()`) has one or several steps."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlhf_algos.algorithms.evaluation_settings import EVALUATION_KEYS
 from rlhf_algos.algorithms.options import plain
 from rlhf_algos.algorithms.paths import (
+    absolute_channel_paths,
     absolute_deepspeed_paths,
     absolute_engine_paths,
     absolute_model,
@@ -29,6 +30,7 @@ def check_options(config: LanguageModelAlgorithmConfig) -> None:
     """
     config.language_model_path = absolute_model(config.language_model_path)
     config.save_batches = absolute_paths(config.save_batches)
+    config.weight_channel = absolute_channel_paths(config.weight_channel)
     if isinstance(config.vllm_args, Mapping):
         config.vllm_args = absolute_engine_paths(config.vllm_args)
     if isinstance(config.deepspeed_config, Mapping):

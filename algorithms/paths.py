@@ -21,6 +21,7 @@ from rlhf_algos.models import BUNDLED, PREFIX
 # What Tune calls the folder that a trial's process was in before it changed to the trial's own.
 _FOLDER_BEFORE_TUNE = "TUNE_ORIG_WORKING_DIR"
 _ENGINE_PATHS = ("download_dir",)
+_CHANNEL_PATHS = ("parent", "folder")
 _MONITORS = ("tensorboard", "csv_monitor")
 
 
@@ -68,6 +69,16 @@ def require_model_folder(name: str) -> None:
 def absolute_engine_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `vllm(...)`, those that are paths absolute."""
     return {key: absolute_paths(value) if key in _ENGINE_PATHS else value for key, value in arguments.items()}
+
+
+def absolute_channel_paths(channel: Any) -> Any:
+    """A weight channel; of a dict the options that are paths absolute: `Path`s, and what is called parent or folder."""
+    if not isinstance(channel, Mapping):
+        return channel
+    return {
+        key: absolute_paths(value) if key in _CHANNEL_PATHS or isinstance(value, Path) else value
+        for key, value in channel.items()
+    }
 
 
 def absolute_deepspeed_paths(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def start_over(
         algorithm.cleanup()
         algorithm.setup(config)
         return
+    algorithm.parts.publication.end()
     algorithm.begin(config)
     algorithm.callbacks = [make() for make in force_list(config.callbacks_class)]
     algorithm.evaluation_config = evaluation_config_of(config)

@@ -9,7 +9,7 @@ from ray.rllib.algorithms.algorithm_config import NotProvided
 
 from rlhf_algos.algorithms.derived_settings import DerivedSettings
 from rlhf_algos.algorithms.engine_options import refuse_sampling_options
-from rlhf_algos.algorithms.paths import absolute_engine_paths, absolute_model, in_each_choice
+from rlhf_algos.algorithms.paths import absolute_channel_paths, absolute_engine_paths, absolute_model, in_each_choice
 
 
 class RolloutSections(DerivedSettings):
@@ -112,11 +112,13 @@ class RolloutSections(DerivedSettings):
                 where that is given (at least 1), and otherwise an equal share of all cores of the machine: sampler and
                 learner take turns.
             weight_channel: how they get the trainer's weights: "shared_memory" (learners and actors on one machine), a
-                `Channel` class, its dotted path, or {"type": one of these, option: value, ...}.
+                `Channel` class, its dotted path, or {"type": one of these, option: value, ...}. Its options
+                `parent` and `folder`, and every `Path`, may be relative to the folder that the script was started in.
             kwargs: RLlib's own: `num_env_runners`, `num_gpus_per_env_runner`, `num_cpus_per_env_runner` (what Ray
                 counts; None for a share that fits every machine), ...
         """
         super().env_runners(**kwargs)
+        weight_channel = in_each_choice(absolute_channel_paths, weight_channel)
         return self._set(num_threads_per_env_runner=num_threads_per_env_runner, weight_channel=weight_channel)
 
     def vllm(self, **engine_args: Any) -> Self:

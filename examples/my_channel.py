@@ -23,16 +23,16 @@ class NetworkFolder(Channel):
 
     def __init__(self, folder: str) -> None:
         # Of this run alone: several may use the folder at once.
-        self.folder = Path(tempfile.mkdtemp(dir=folder))
+        self.folder = Path(tempfile.mkdtemp(dir=Path(folder).absolute()))
 
     def file(self, version: int) -> Path:
         """Where a version is."""
         return self.folder / f"{version}.safetensors"
 
     def send(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Writes the file."""
+        """Writes the file; cloned, for safetensors refuses two names for one tensor, such as a tied head's."""
         partial = self.folder / f"{version}.partial"
-        save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, partial)
+        save_file({name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}, partial)
         partial.rename(self.file(version))
 
     def receive(self, version: int) -> Mapping[str, torch.Tensor]:
@@ -46,8 +46,8 @@ class NetworkFolder(Channel):
                 file.unlink()
 
     def close(self) -> None:
-        """Leaves nothing behind."""
-        shutil.rmtree(self.folder)
+        """Leaves nothing behind, also when it is called again."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,14 @@ class PluginOption(Generic[Plugin]):
         base: what a plug-in is an instance of; public in the package above its module.
         names: short names, and what each means; "none" is what None means.
         needed_in: whose processes import a dotted path, for errors.
+        takes_instances: whether an instance may be given, for errors.
     """
 
     name: str
     base: type[Plugin]
     names: Mapping[str, type[Plugin]]
     needed_in: str = "every process that trains"
+    takes_instances: bool = True
 
     def make(self, spec: Any) -> Plugin:
         """The plug-in that a setting describes.
@@ -71,9 +73,11 @@ class PluginOption(Generic[Plugin]):
     def _class(self, source: Any) -> type[Plugin]:
         """The class that a short name, a dotted path or a class means."""
         if not isinstance(source, str | type):
+            instance = f"a {self.base.__name__}, " if self.takes_instances else ""
+            none = "None, " if "none" in self.names else ""
             raise TypeError(
-                f"{self.name}={source!r} is of type {type(source).__name__}. Give a {self.base.__name__}, a name, a "
-                'dotted path, a class, None, or {"type": name, option: value, ...}.'
+                f"{self.name}={source!r} is of type {type(source).__name__}. Give {instance}a name, a dotted path, a "
+                f'class, {none}or {{"type": name, option: value, ...}}.'
             )
         if isinstance(source, str) and source in self.names:
             return self.names[source]

@@ -84,13 +84,14 @@ def train(
         run = read_run_config(config, overrides, iterations=iterations)
         require_no_grids(run)
         algorithm_config = _with_seed(run.build())
+        recorded = run.recorded(algorithm_config)
     except ConfigError as error:
         print(f"rlhf-algos train: {error}", file=sys.stderr)
         return exit_codes.WRONG_CONFIGURATION
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     folder = RunFolder(runs, run.name)
-    folder.write_config(run.recorded(algorithm_config))
+    folder.write_config(recorded)
     display = train_display(console, run.iterations, quiet=quiet)
     finished = True
     try:

@@ -75,10 +75,12 @@ class Crew:
         on_env_runners(self.group, lambda runner: runner.configure(config, number), actors=actors)
 
     def restore(self, weights: Weights) -> list[int]:
-        """Takes actors back that Ray has restarted, and brings them up to date; returns their ids."""
+        """Takes actors back that Ray has restarted, and brings all up to date; returns the ids of those taken back.
+
+        All: one that was idle when it died stands among the healthy ones, and has nothing.
+        """
         restored = list(self.group.probe_unhealthy_env_runners())
-        if restored:
-            self.bring_up_to_date(weights)
+        self.bring_up_to_date(weights)
         return restored
 
 

@@ -62,7 +62,6 @@ class Evaluator:
         return results | {f"sampler_{name}": of_sampler[name] for name in _OF_SAMPLER if name in of_sampler}
 
     def _play_both_ways(self, weights: Weights) -> dict[str, Any]:
-        self._crew.bring_up_to_date(weights)
         results = self._play(weights, greedy=False)
         if self._greedy:
             results["greedy_return_mean"] = self._play(weights, greedy=True)["episode_return_mean"]
@@ -74,6 +73,8 @@ class Evaluator:
         def play(runner: Any, ids: list[int], mark: Path | None) -> Played:
             return runner.sample_evaluation(ids, greedy=greedy, weight_version=weights.version, mark=mark)
 
+        # Each time: an actor that idled in the last play may have been restarted since.
+        self._crew.bring_up_to_date(weights)
         actors = Actors(self._crew.group, lambda: self._crew.restore(weights), self._patience_s, self._marks)
         batches, too_long, _ = play_all(actors, self._problems, play, what="evaluation problem")
         if not batches:

@@ -46,6 +46,7 @@ class Publication:
         self._to_sampler = with_injection(channel, injection, seed=seed)
         self._lock = threading.Lock()
         self._evaluated: int | None = None
+        self._oldest = 0
         self.version = 0
 
     @property
@@ -56,7 +57,7 @@ class Publication:
     @property
     def sampler(self) -> Weights:
         """What rollout actors sample with: the trainer's weights, unless a mismatch is injected."""
-        return Weights(self._to_sampler, self._to_sampler.version_to_sample(self.version))
+        return Weights(self._to_sampler, max(self._oldest, self._to_sampler.version_to_sample(self.version)))
 
     def publish_next(self) -> None:
         """The trainer's weights are a new version from now on."""
@@ -99,5 +100,16 @@ class Publication:
         return {"weight_version": self.version}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Publishes the learners' weights, which are back already, as the version that they were."""
-        self.publish(state["weight_version"])
+        """Publishes the learners' weights, which are back already, as the version that they were.
+
+        Older ones are gone, so with an injected lag actors begin with this version, as a run does with its first, and
+        fall behind it from there.
+        """
+        self._oldest = state["weight_version"]
+        self.publish(self._oldest)
+
+    def end(self) -> None:
+        """Frees every version: the channel's next run counts from 0 again, and would never come to remove them."""
+        if self._is_received:
+            # The next one may have been sent, by an update that failed before it counted.
+            self._channel.remove_older(self.version + 2)

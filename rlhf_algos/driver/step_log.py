@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
@@ -29,6 +30,7 @@ class StepLog:
 
     def __init__(self, logger: MetricsLogger) -> None:
         self._logger, self._metrics = logger, IterationMetrics()
+        self._sampled_before = 0
 
     def start_step(self, iteration: int) -> None:
         """A step of this iteration (`train()`) begins."""
@@ -58,4 +60,13 @@ class StepLog:
 
     def responses_sampled(self) -> int:
         """Responses of the run's lifetime, those of this step included once they are logged."""
-        return int(self._logger.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
+        logged = int(self._logger.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
+        return self._sampled_before + logged
+
+    def state(self) -> dict[str, Any]:
+        """What schedules go on from: the responses sampled. JSON-able."""
+        return {"responses_sampled": self.responses_sampled()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Counts on from there; the logged lifetime counts are RLlib's, and begin at 0."""
+        self._sampled_before = state["responses_sampled"]

@@ -14,7 +14,7 @@ import gymnasium
 from rlhf_algos.envs import Prompt, finite_reward
 from rlhf_algos.rollout.groups import TaskFacts, facts_of, task_of
 from rlhf_algos.rollout.plans import Episode
-from rlhf_algos.rollout.scoring_mark import ScoringMark
+from rlhf_algos.rollout.scoring_mark import ScoringMark, mark_at
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class LocalEnvironments:
 
     def reset(self, episodes: Sequence[Episode], *, mark: Path | None = None) -> list[Opening]:
         """See `Environments.reset`."""
-        self._mark = None if mark is None else ScoringMark(mark)
+        self._mark = mark_at(mark)
         self._submitted.clear()
         environments = self._take(len(episodes))
         self._playing = {

@@ -7,12 +7,16 @@ the process.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 # Whether the environment is running, the group, the sample.
 _RECORD = struct.Struct("<?7xqq")
@@ -46,6 +50,26 @@ class ScoringMark:
             yield
         finally:
             _RECORD.pack_into(self._memory, 0, False, group, sample)
+
+
+def mark_at(path: Path | None) -> ScoringMark | None:
+    """An actor's mark; None without a path, and on a machine that does not have the driver's folder for marks."""
+    if path is None:
+        return None
+    if not path.parent.is_dir():
+        _say_unmarked(path.parent)
+        return None
+    return ScoringMark(path)
+
+
+@cache
+def _say_unmarked(folder: Path) -> None:
+    """Once per process."""
+    logger.warning(
+        "%s, where actors note the episode whose environment is running, is not visible on this machine: if this "
+        "process ends in an environment, nobody can say in which episode.",
+        folder,
+    )
 
 
 def read_mark(path: Path) -> Mark | None:

@@ -48,11 +48,14 @@ class Channel(ABC):
 
     @abstractmethod
     def remove_older(self, version: int) -> None:
-        """In the driver: frees every version before `version`; nobody will ask for one again."""
+        """In the driver: frees every version before `version`; nobody asks for one before it is sent anew.
+
+        That happens: a run that takes over another's processes counts from 0 again.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """In the driver, at the end: frees everything."""
+        """In the driver, at the end: frees everything; does nothing if called again."""
 
     def version_to_sample(self, trainer_version: int) -> int:
         """The version that actors sample with when the trainer has `trainer_version`."""

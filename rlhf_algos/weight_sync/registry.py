@@ -11,7 +11,13 @@ from rlhf_algos.weight_sync.shared_memory import SharedMemory
 
 CHANNELS = {"shared_memory": SharedMemory}
 
-_OPTION = PluginOption("weight_channel", Channel, CHANNELS, needed_in="every process")  # type: ignore[type-abstract]
+_OPTION = PluginOption(
+    "weight_channel",
+    Channel,  # type: ignore[type-abstract]
+    CHANNELS,
+    needed_in="every process",
+    takes_instances=False,
+)
 
 
 def channel_maker(spec: Any) -> Callable[[], Channel]:

@@ -40,7 +40,8 @@ class SharedMemory(Channel):
             raise FileNotFoundError(
                 f"{parent} does not exist: weights are handed over through shared memory. Mount a tmpfs there."
             )
-        self._owned = OwnedFolder(Path(parent))
+        # Another process, which gets the path, may have another working directory.
+        self._owned = OwnedFolder(Path(parent).absolute())
         self.folder = self._owned.path
 
     def __getstate__(self) -> dict[str, Path]:

@@ -276,7 +276,7 @@ def test_what_a_section_takes_of_ours_is_declared():
     for name in ALGORITHMS:
         config = algorithm_class(name).get_default_config()
         for section in dict.fromkeys(option.section for option in config.declared_options().values()):
-            ours = {argument for argument, of_rllib in arguments_of(config, section).items() if not of_rllib}
+            ours = {name for name, argument in arguments_of(config, section).items() if not argument.of_rllib}
             assert ours - {"input_"} <= set(declared_in(config, section)), section
 
 

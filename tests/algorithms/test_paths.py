@@ -13,6 +13,7 @@ from ray import tune
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.paths import absolute_model
 from rlhf_algos.models import resolve_model
+from rlhf_algos.weight_sync import SharedMemory
 from tests.learner.conftest import make_batch
 
 
@@ -44,6 +45,22 @@ def test_paths_are_absolute_as_soon_as_they_are_set(folder, monkeypatch):
     assert config.vllm_args == {"download_dir": str(folder / "cache")}
     assert config.deepspeed_config["csv_monitor"] == {"enabled": True, "output_path": str(folder / "logs")}
     assert offline.input_ == [str(folder / "b"), str(folder / "b/step-000001.safetensors")]
+
+
+def test_a_weight_channels_folder(folder, monkeypatch):
+    network = {"type": "my_channel.NetworkFolder", "folder": "weights", "also": Path("b"), "name": "b"}
+    meant = network | {"folder": str(folder / "weights"), "also": str(folder / "b")}
+    assert base().env_runners(weight_channel=network).weight_channel == meant
+    searched = base().env_runners(weight_channel=tune.grid_search(["shared_memory", network])).weight_channel
+    assert searched == {"grid_search": ["shared_memory", meant]}
+    monkeypatch.setenv("TUNE_ORIG_WORKING_DIR", str(folder))
+    monkeypatch.chdir(folder / "elsewhere")
+    config = base().update_from_dict({"weight_channel": {"type": "shared_memory", "parent": "b"}})
+    config.validate()
+    assert config.weight_channel == {"type": "shared_memory", "parent": str(folder / "b")}
+    channel = SharedMemory("../b")
+    assert channel.folder.is_absolute() and channel.folder.is_dir()
+    channel.close()
 
 
 def test_paths_within_a_search(folder):

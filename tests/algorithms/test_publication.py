@@ -4,14 +4,17 @@ import json
 
 import pytest
 import torch
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.algorithms.reset import as_config, evaluation_config_of
 from rlhf_algos.driver.crew import Crew, Standing, Weights, standing_of
 from rlhf_algos.driver.evaluator import Evaluator
 from rlhf_algos.driver.live_source import LiveSource
+from rlhf_algos.driver.playing import Actors, sample_groups
 from rlhf_algos.driver.publication import Publication
 from rlhf_algos.driver.run_state import restore_run, run_state
+from rlhf_algos.driver.step_log import StepLog
 from rlhf_algos.weight_sync import NO_INJECTION, MismatchInjection, SharedMemory, with_injection
 from tests.fake_engine import Death, FakeGroup, new_runner
 
@@ -122,6 +125,7 @@ class Run:
         self.source = LiveSource(training, self.publication, prompts_per_iteration=2, **options)
         evaluating = Crew(self.evaluation, self.evaluation_config, 0)
         self.evaluator = Evaluator(evaluating, self.publication, self.source, num_problems=6, greedy=True, **options)
+        self.step_log = StepLog(MetricsLogger(root=True, stats_cls_lookup=config.stats_cls_lookup))
         self.publication.publish(0)
 
     def versions_on_disk(self):
@@ -175,16 +179,45 @@ def test_an_actor_that_dies_in_such_an_evaluation_gets_the_evaluated_version_aga
     assert run.engine_of_evaluation().loaded["w"].tolist() == [0.0, 0.0]
 
 
-def test_who_has_what_is_asked_once_per_evaluation(run):
-    calls = []
-    foreach = run.evaluation.foreach_env_runner
-    run.evaluation.foreach_env_runner = lambda *args, **kwargs: calls.append(1) or foreach(*args, **kwargs)
-    run.evaluator.evaluate()
-    # Standing, load, sampled, greedy; the splits are asked of the other actors.
-    assert len(calls) == 4
-    calls.clear()
-    run.evaluator.evaluate()
-    assert len(calls) == 3
+class Restarted:
+    """Actors in this process; one that has answered some problems is restarted at once, unnoticed: it was idle."""
+
+    def __init__(self, group, config, *, after):
+        self.group, self.config, self.after, self.plays = group, config, after, 0
+        self.foreach, group.foreach_env_runner = group.foreach_env_runner, self
+
+    def __call__(self, functions, **options):
+        results = self.foreach(functions, **options)
+        if any(isinstance(result, tuple) for _, result, _ in results):
+            self.plays += 1
+            if self.plays == 1:
+                self.group.runners[self.after] = small_runner(self.config)
+        return results
+
+
+def test_an_actor_that_is_restarted_between_two_plays_has_weights_for_the_second(run):
+    restarted = Restarted(run.evaluation, run.evaluation_config, after=1)
+    results = run.evaluator.evaluate()
+    assert (results["num_episodes"], restarted.plays) == (6, 2)
+    assert run.engine_of_evaluation().loaded["w"].tolist() == [0.0, 0.0]
+
+
+def test_an_idle_actor_that_is_restarted_while_another_dies_gets_weights_before_it_helps_out(channel):
+    """Of two actors one problem keeps one idle; it is restarted unnoticed, and the busy one does not come back."""
+    config = config_for()
+    group, weights = FakeGroup([]), Weights(channel, 0)
+
+    def dies(request):
+        group.runners[2] = small_runner(config)
+        raise Death
+
+    group.runners = {1: small_runner(config, answer=dies), 2: small_runner(config)}
+    group.healthy, group.probe_unhealthy_env_runners = {1, 2}, list
+    channel.send({"w": torch.zeros(2)}, 0)
+    crew = Crew(group, config, 0)
+    crew.bring_up_to_date(weights)
+    actors = Actors(group, lambda: crew.restore(weights), 5.0)
+    assert sample_groups(actors, [0], weight_version=0).groups_sampled_again == 1
 
 
 def test_with_an_injected_mismatch_both_figures_are_of_their_own_weights(channel):
@@ -220,15 +253,30 @@ def test_with_a_lag_older_versions_are_kept_and_sampled_with(channel):
     assert set(batch.weight_versions.tolist()) == {1}
 
 
-def test_a_run_goes_on_from_its_state(channel, tmp_path):
-    """The same groups under the same version as in the run that was not interrupted."""
+@pytest.mark.parametrize(("injection", "versions"), [(NO_INJECTION, [2, 3]), (MismatchInjection(lag=3), [2, 2])])
+def test_a_run_goes_on_from_its_state(channel, injection, versions):
+    """The same groups as in the run that was not interrupted, under versions that there are."""
     first = Run(channel)
     for _ in range(2):
-        first.source.next(first.publication.version)
+        first.step_log.sampled(first.source.next(first.publication.version), weight_version=first.publication.version)
         first.publication.publish_next()
-    state = json.loads(json.dumps(run_state(first.source, first.publication)))
-    again = Run(channel)
-    restore_run(state, again.source, again.publication)
-    for run in (first, again):
-        batch = run.source.next(run.publication.version).batch
-        assert (sorted(set(batch.group_ids.tolist())), set(batch.weight_versions.tolist())) == ([4, 5], {2})
+    state = json.loads(json.dumps(run_state(first.source, first.publication, first.step_log)))
+    channel.remove_older(100)
+    again = Run(channel, injection)
+    restore_run(state, again.source, again.publication, again.step_log)
+    assert again.step_log.responses_sampled() == first.step_log.responses_sampled() == 8
+    for version, groups in zip(versions, ([4, 5], [6, 7]), strict=True):
+        rollouts = again.source.next(again.publication.version)
+        again.step_log.sampled(rollouts, weight_version=again.publication.version)
+        assert sorted(set(rollouts.batch.group_ids.tolist())) == groups
+        assert set(rollouts.batch.weight_versions.tolist()) == {version}
+        again.publication.publish_next()
+    assert again.step_log.responses_sampled() == 16
+
+
+def test_the_end_of_a_run_leaves_nothing_for_the_next_one_to_find(run):
+    run.publication.publish_next()
+    # Sent, and not counted.
+    run.channel.send({"w": torch.zeros(2)}, 2)
+    run.publication.end()
+    assert run.versions_on_disk() == []

@@ -3,7 +3,9 @@
 import copy
 
 import pytest
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.callbacks.utils import make_callback
 
 from rlhf_algos.algorithms import reset
 from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
@@ -15,7 +17,7 @@ from rlhf_algos.driver.publication import Publication
 from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.vllm_env_runner import VLLMEnvRunner
-from rlhf_algos.weight_sync import NO_INJECTION
+from rlhf_algos.weight_sync import NO_INJECTION, SharedMemory
 
 
 def base(config_class=GRPOConfig):
@@ -77,6 +79,7 @@ def running():
     config = base()
     config.validate()
     algorithm.begin(config)
+    composed_of_nothing(algorithm)
     return algorithm
 
 
@@ -135,6 +138,67 @@ def test_callbacks_hear_of_the_new_beginning_when_it_is_complete(running, monkey
         assert running.reset_config(base().callbacks(Listening, on_algorithm_init=function))
     assert [entry[:3] for entry in heard] == [("class", 0, True), ("function", 0, True)] * 2
     assert heard[0][3] is not heard[2][3], "every run has its own object"
+
+
+def test_the_last_runs_weights_go_before_the_next_one_counts_from_0(running, monkeypatch):
+    done = []
+    monkeypatch.setattr(Publication, "end", lambda self: done.append(("end", self)))
+    monkeypatch.setattr(Publication, "publish", lambda self, version: done.append((version, self)))
+    monkeypatch.setattr(GRPO, "compose", composed_of_nothing)
+    monkeypatch.setattr(reset, "on_learners", lambda group, function: None)
+    before = running.parts.publication
+    assert running.reset_config(base())
+    assert done == [("end", before), (0, running.parts.publication)] and before is not running.parts.publication
+
+
+def test_callbacks_hear_of_the_first_beginning_when_it_is_complete(monkeypatch):
+    """RLlib's `setup` ends with the same event; then there are no parts yet."""
+    heard, published = [], []
+
+    class Listening(RLlibCallback):
+        def on_algorithm_init(self, *, algorithm, **kwargs):
+            heard.append(("class", published[:], algorithm.parts is not None))
+
+    def function(*, algorithm, **kwargs):
+        heard.append(("function", published[:], algorithm.parts is not None))
+
+    def setup(self, config):
+        self.callbacks = [self.config.callbacks_class()]
+        arguments = {"algorithm": self, "metrics_logger": self.metrics}
+        make_callback("on_algorithm_init", self.callbacks, self.config.callbacks_on_algorithm_init, kwargs=arguments)
+
+    monkeypatch.setattr(Algorithm, "setup", setup)
+    monkeypatch.setattr("ray.util.get_current_placement_group", lambda: "a trial's")
+    monkeypatch.setattr(Publication, "publish", lambda self, version: published.append(version))
+    monkeypatch.setattr(GRPO, "compose", composed_of_nothing)
+    algorithm, config = object.__new__(GRPO), base().learners(num_learners=0)
+    config.callbacks(Listening, on_algorithm_init=function).validate()
+    config.freeze()
+    algorithm.setup(config)
+    assert heard == [("class", [0], True), ("function", [0], True)]
+    assert config.callbacks_on_algorithm_init is function and len(algorithm.callbacks) == 1
+    algorithm.abandon()
+
+
+def test_a_channel_that_can_not_be_closed_keeps_nothing_else_open(tmp_path, monkeypatch):
+    class Stuck(SharedMemory):
+        def close(self):
+            super().close()
+            raise OSError("busy")
+
+    monkeypatch.setattr(Algorithm, "setup", lambda self, config: None)
+    monkeypatch.setattr("ray.util.get_current_placement_group", lambda: "a trial's")
+    monkeypatch.setattr(Publication, "publish", lambda self, version: None)
+    monkeypatch.setattr(GRPO, "compose", composed_of_nothing)
+    monkeypatch.setattr("rlhf_algos.algorithms.algorithm.SHARED_MEMORY", tmp_path)
+    algorithm, config = object.__new__(GRPO), base().learners(num_learners=0)
+    config.env_runners(weight_channel={"type": Stuck, "parent": str(tmp_path)}).validate()
+    algorithm.setup(config)
+    assert len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(OSError, match="busy"):
+        algorithm.abandon()
+    assert list(tmp_path.iterdir()) == []
+    algorithm.abandon()
 
 
 def composed_of_nothing(algorithm):

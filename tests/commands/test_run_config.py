@@ -11,6 +11,7 @@ from rlhf_algos.algorithms.grpo import GRPO, GRPOConfig
 from rlhf_algos.algorithms.recipes import addition
 from rlhf_algos.algorithms.reinforce_sc import ReinforceSC
 from rlhf_algos.commands.config.run_config import read_run_config, require_no_grids
+from rlhf_algos.commands.config.sections import Argument, arguments_of
 from rlhf_algos.commands.errors import ConfigError
 from rlhf_algos.engine_arguments import vllm_engine_arguments
 from rlhf_algos.runs.values import plain_config
@@ -100,10 +101,18 @@ class Toyish(GRPO):
         return Undeclared(algo_class=cls)
 
 
+def test_the_type_of_an_argument_without_a_declaration_is_that_of_its_annotation():
+    """RLlib calls fractions of a CPU whole numbers."""
+    arguments = arguments_of(GRPOConfig(), "env_runners")
+    resources, cpus = arguments["custom_resources_per_env_runner"], Argument(int, of_rllib=True)
+    assert resources.of_rllib and resources.fits({"big": 1}) and not resources.fits(3)
+    assert cpus.fits(0.5) and not cpus.fits("a") and not Argument(int, of_rllib=False).fits(0.5)
+
+
 def test_an_argument_without_a_declaration_is_recorded_or_an_error():
     run = read_run_config(EXAMPLE, ["algorithm=tests.commands.test_run_config.Toyish", "training.my_weight=0.5"])
     with pytest.raises(
-        TypeError, match=r"Undeclared.training\(my_other=...\): its value can't be recorded. Declare it"
+        ConfigError, match=r"Undeclared.training\(my_other=...\): its value can't be recorded. Declare it"
     ):
         run.recorded(run.new_config())
     run = replace(run, sections=run.sections | {"training": run.sections["training"] | {"my_other": 1}})
@@ -142,6 +151,11 @@ def test_algorithms_by_name_and_path(name, cls):
         ("training.lr=fast", "training.lr must be a number or a list, got 'fast'"),
         ("training.normalize_std=1", "training.normalize_std must be true or false, got 1"),
         ("training.kl_kind=k9", "training.kl_kind must be one of k1, k2, k3, got 'k9'"),
+        (
+            "env_runners.custom_resources_per_env_runner=3",
+            r"env_runners.custom_resources_per_env_runner must be keys and values or null, got 3 \(int\)",
+        ),
+        ("learners.num_gpus_per_learner=many", "learners.num_gpus_per_learner must be a number"),
         ("sampling.stop_token_ids=[a]", "sampling.stop_token_ids must be a list, got"),
         ("environment=3", "environment must have keys, such as `key: value`; got 3"),
         ("iterations=0", "iterations must be at least 1, got 0"),

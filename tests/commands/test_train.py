@@ -114,6 +114,13 @@ def test_a_wrong_value_is_an_exit_status_and_no_folder(command, tmp_path, overri
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_can_not_be_recorded_is_an_exit_status_and_no_folder(command, tmp_path):
+    status, shown, errors = command("train", "--set", "algorithm=tests.commands.test_run_config.Toyish")
+    assert (status, shown) == (2, "")
+    assert errors.startswith("rlhf-algos train: Undeclared.training(my_weight=...): its value can't be recorded.")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_without_a_seed_each_run_draws_one_and_records_it(command, tmp_path):
     for _ in range(2):
         assert command("train", "--quiet", debugging={}, iterations=1)[0] == 0

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlhf_algos.algorithms.grpo import GRPOConfig
 from rlhf_algos.driver.crew import Crew
@@ -81,5 +82,16 @@ def test_a_run_publishes_on_a_channel_of_ones_own(tmp_path, monkeypatch):
         publication.publish(version)
         assert group.runners[1].engine.loaded["w"].tolist() == [version, version]
         assert [file.name for file in channel.folder.iterdir()] == [f"{version}.safetensors"]
+    for _ in range(2):
+        channel.close()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_that_channel_takes_one_tensor_under_two_names(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    channel = channel_maker({"type": "my_channel.NetworkFolder", "folder": str(tmp_path)})()
+    head = torch.arange(6.0)
+    channel.send({"embedding": head, "head": head}, 0)
+    received = channel.receive(0)
+    assert received["embedding"].tolist() == received["head"].tolist() == head.tolist()
     channel.close()
-    assert list(tmp_path.iterdir()) == []

@@ -103,3 +103,12 @@ def test_environments_are_kept_and_closed():
     environments.close()
     assert closed == made
     assert environments.first() is not made[0]
+
+
+def test_an_actor_of_another_machine_plays_without_a_mark_and_says_so_once(tmp_path, caplog):
+    """The folder for marks is in the memory of the driver's machine."""
+    player = player_on(FakeEngine(), settings_for())
+    for group in (0, 1):
+        player.start(plan_for(group), weight_version=0, mark=tmp_path / "of the driver" / "sampling-1")
+        assert player.advance().num_samples == 4
+    assert [record.message.split(",")[0] for record in caplog.records] == [str(tmp_path / "of the driver")]

@@ -77,7 +77,7 @@ def test_a_setting_makes_nothing(tmp_path):
         (dict, TypeError, r"not a subclass of rlhf_algos\.weight_sync\.Channel"),
         (7, TypeError, r"weight_channel=7 is of type int"),
         (InThisProcess(), TypeError, "is open already, and each run needs its own: give its class"),
-        (None, TypeError, r"weight_channel=None is of type NoneType"),
+        (None, TypeError, r"is of type NoneType. Give a name, a dotted path, a class, or \{"),
     ],
 )
 def test_what_makes_no_channel_is_refused(spec, error, message):

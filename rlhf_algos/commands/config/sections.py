@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlhf_algos.algorithms.declarations import OPTIONS
@@ -18,13 +19,29 @@ from rlhf_algos.engine_arguments import vllm_engine_arguments
 SECTIONS = tuple(dict.fromkeys(option.section for option in OPTIONS if option.in_files))
 
 
-def arguments_of(config: Any, section: str) -> dict[str, bool]:
-    """Keyword arguments of a method, those that a subclass hands on to its base class included.
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a section's method.
 
-    Returns:
-        By name whether RLlib has the argument, and no class of this library or of a user.
+    Attributes:
+        annotation: `Any` where there is none that can be read.
+        of_rllib: whether RLlib has it, and no class of this library or of a user.
     """
-    found: dict[str, bool] = {}
+
+    annotation: Any
+    of_rllib: bool
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value is what the annotation says; RLlib's whole numbers of CPUs and GPUs may be fractions."""
+        if fits(value, self.annotation):
+            return True
+        is_fraction = isinstance(value, float) and not value.is_integer()
+        return self.of_rllib and is_fraction and fits(int(value), self.annotation)
+
+
+def arguments_of(config: Any, section: str) -> dict[str, Argument]:
+    """Keyword arguments of a method by name, those that a subclass hands on to its base class included."""
+    found: dict[str, Argument] = {}
     for cls in type(config).__mro__:
         method = vars(cls).get(section)
         if method is None:
@@ -33,7 +50,8 @@ def arguments_of(config: Any, section: str) -> dict[str, bool]:
         for parameter in parameters:
             # Other defaults are those of RLlib's deprecated arguments.
             if getattr(parameter.default, "__name__", type(parameter.default).__name__) == "_NotProvided":
-                found.setdefault(parameter.name, cls.__module__.startswith("ray."))
+                argument = Argument(_annotation(parameter, method), cls.__module__.startswith("ray."))
+                found.setdefault(parameter.name, argument)
         if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             break
     return found
@@ -58,17 +76,17 @@ def recorded_section(config: Any, section: str, given: Mapping[str, Any]) -> dic
         given: what the file has in it.
 
     Raises:
-        TypeError: if a method of our own has an argument whose value can't be found again, because it is not declared.
+        ConfigError: if a method of our own has an argument that is not declared, and its value can't be found again.
     """
     if section == "vllm":
         return dict(config.vllm_args)
     options = declared_in(config, section)
     recorded = {key: getattr(config, option.name) for key, option in options.items() if option.recorded}
-    for name, of_rllib in arguments_of(config, section).items():
-        if of_rllib or name in options or name in given:
+    for name, argument in arguments_of(config, section).items():
+        if argument.of_rllib or name in options or name in given:
             continue
         if not hasattr(config, name):
-            raise TypeError(
+            raise ConfigError(
                 f"{type(config).__name__}.{section}({name}=...): its value can't be recorded. Declare it in OPTIONS of "
                 f'the class: Option("{section}", ATTRIBUTE, ..., argument="{name}").'
             )
@@ -123,18 +141,19 @@ def require_known(path: str, key: str, known: Iterable[str], file: ConfigFile) -
 
 def _check_keys(config: Any, section: str, keys: Mapping[str, Any], file: ConfigFile) -> None:
     names, declared = names_of(config, section), declared_in(config, section)
+    arguments = arguments_of(config, section)
     for key, value in keys.items():
         if names and key not in names:
             _raise_what_the_method_says(getattr(config.copy(copy_frozen=False), section), section, key, value, file)
             require_known(section, key, names, file)
-        if key not in declared:
-            continue
-        expected = declared[key].kind.annotation
-        if not fits(value, expected):
+        argument = Argument(declared[key].kind.annotation, False) if key in declared else arguments.get(key)
+        if argument is not None and not argument.fits(value):
             raise ConfigError(
-                f"{file.place(f'{section}.{key}')} must be {described(expected)}, got {value!r} "
+                f"{file.place(f'{section}.{key}')} must be {described(argument.annotation)}, got {value!r} "
                 f"({type(value).__name__})."
             )
+        if key not in declared:
+            continue
         try:
             declared[key].checked(value)
         except ValueError as error:
@@ -151,3 +170,16 @@ def _raise_what_the_method_says(
         return
     except ValueError as error:
         raise ConfigError(f"{file.place(f'{section}.{key}')}: {error}") from error
+
+
+def _annotation(parameter: inspect.Parameter, method: Callable[..., Any]) -> Any:
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, vars(inspect.getmodule(method)))
+    except NameError:
+        # Named only for type checkers.
+        return Any
