@@ -84,7 +84,7 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
         self.batch_folder = batch_folder_of(config.save_batches, seed=config.seed, trial_id=trial_id)
         # Before a reset Tune puts the next trial's into `config`.
         self.config = self._built_config = config
-        self.step_log = StepLog(self.metrics)
+        self.step_log = StepLog(self.metrics, self.config.token_loss().response_metrics)
         logger.info("Seed %d. Threads: %s.", config.seed, config.placement().thread_summary())
         if config.mismatch_injected().active:
             logger.warning("The sampler is made worse on purpose: %s.", config.mismatch_injected())
@@ -182,7 +182,7 @@ class LanguageModelAlgorithm(FiredCallbacks, WithoutCheckpoints, Algorithm):
         config, saved = self.config, rollouts.batch
         batch = with_advantages(saved, config.advantages, unscorable=config.unscorable_responses)
         if rollouts.file is not None:
-            warn_of_other_advantages(rollouts.file, saved, batch, normalize_std=config.normalize_std)
+            warn_of_other_advantages(rollouts.file, saved, batch, rule=f"{type(config).__name__}.advantages")
         return dataclasses.replace(rollouts, batch=batch)
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from transformers import AutoConfig
@@ -10,13 +11,16 @@ from rlhf_algos.algorithms.engine_options import check_engine_arguments
 from rlhf_algos.algorithms.paths import (
     require_model_folder,
 )
-from rlhf_algos.corrections import check_corrector
+from rlhf_algos.corrections import NoCorrection, check_corrector
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
 from rlhf_algos.routing_replay import make_router_replay, moe_layers
 from rlhf_algos.weight_sync import channel_maker
 
 if TYPE_CHECKING:
     from rlhf_algos.algorithms.config import LanguageModelAlgorithmConfig
+    from rlhf_algos.learner.settings import LearnerSettings
+
+logger = logging.getLogger(__name__)
 
 
 def check_config(config: LanguageModelAlgorithmConfig) -> None:
@@ -57,8 +61,26 @@ def _check_training(config: LanguageModelAlgorithmConfig) -> None:
             f"training(loss_reduction={config.loss_reduction!r}, loss_fixed_length={config.loss_fixed_length}): the "
             "fixed length belongs to 'seq-mean-token-sum-norm', and only to it."
         )
-    check_corrector(config.learner_settings().corrector)
+    settings = config.learner_settings()
+    check_corrector(settings.corrector)
+    _warn_of_uncorrected_steps(config, settings)
     _check_routes(config)
+
+
+def _warn_of_uncorrected_steps(config: LanguageModelAlgorithmConfig, settings: LearnerSettings) -> None:
+    """Warns if later optimizer steps of an iteration train on samples of an older policy as if they were on-policy."""
+    # A loss with a ratio of its own, p / p0, accounts for these steps.
+    if config.in_evaluation or settings.token_loss.corrects == "old" or settings.corrector != NoCorrection():
+        return
+    responses = config.prompts_per_iteration * config.group_size
+    if config.num_epochs > 1 or (config.minibatch_size or responses) < responses:
+        logger.warning(
+            "training(num_epochs=%s, minibatch_size=%s, corrector='none'): from the second optimizer step of an "
+            "iteration on the samples are those of an older policy, and this loss has no ratio of its own to account "
+            "for it. Use a corrector ('tis', 'icepop', ...), or one step: num_epochs=1 and minibatch_size=None.",
+            config.num_epochs,
+            config.minibatch_size,
+        )
 
 
 def _check_routes(config: LanguageModelAlgorithmConfig) -> None:

@@ -17,7 +17,7 @@ from rlhf_algos.objectives.kl_penalty import KlKind
 
 @dataclass(frozen=True)
 class ClippedSurrogate(TokenLoss):
-    """PPO's clipped surrogate (MATH 3.1 and 3.2), each token times the weight of MATH 5."""
+    """PPO's clipped surrogate (MATH 3.1 and 3.2)."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -33,7 +33,7 @@ class ClippedSurrogate(TokenLoss):
             clip_high=self.clip_high,
             dual_clip=self.dual_clip,
         )
-        return tokens.weights * loss, {"pg_clipfrac": clipped.float()}
+        return loss, {"pg_clipfrac": clipped.float()}
 
 
 class GRPOConfig(LanguageModelAlgorithmConfig):

@@ -16,13 +16,14 @@ from rlhf_algos.objectives import sequence_clip_loss
 
 @dataclass(frozen=True)
 class SequenceSurrogate(TokenLoss):
-    """The surrogate with one ratio per response (MATH 3.8), each token times the weight of MATH 5."""
+    """The surrogate with one ratio per response (MATH 3.8)."""
 
     clip_low: float = 3e-4
     clip_high: float = 4e-4
+    response_metrics: ClassVar[frozenset[str]] = frozenset({"pg_clipfrac"})
 
     def __call__(self, tokens: LossTokens) -> tuple[Tensor, dict[str, Tensor]]:
-        """`[T]` loss of each token, and the tokens of the responses whose gradient the clip removed."""
+        """`[T]` loss of each token, and the responses whose gradient the clip removed."""
         loss, clipped = sequence_clip_loss(
             tokens.logprobs,
             tokens.old_logprobs,
@@ -32,7 +33,7 @@ class SequenceSurrogate(TokenLoss):
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
-        return tokens.weights * loss, {"pg_clipfrac": clipped.float()}
+        return loss, {"pg_clipfrac": clipped.float()}
 
 
 class GSPOConfig(GRPOConfig):

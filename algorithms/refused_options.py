@@ -41,7 +41,7 @@ _TENSORFLOW = "models are PyTorch models"
 _MULTI_AGENT = "an algorithm of this library trains one language model"
 _MODEL = "the model is the one that language_model(path) names"
 _WAITS = "an evaluation waits for all its problems"
-_LEARNER_BATCH = "learners get RolloutBatch objects and pass them through no connector; subclass the learner"
+_LEARNER_BATCH = "learners get RolloutBatch objects and pass them through no connector; see token_loss()"
 _CHECKPOINT = "algo.save_pretrained(folder) writes the model"
 _OLD = "it belongs to RLlib's old interfaces"
 

@@ -22,11 +22,16 @@ from rlhf_algos.rollout.sampling import SamplingSettings
 
 @dataclass(frozen=True)
 class CenteredReinforce(TokenLoss):
-    """MATH 7.3 per token, or weighted REINFORCE (MATH 5) without centering."""
+    """MATH 7.3 per token, or REINFORCE without centering."""
 
     score_centering: bool = True
     tail_floor: float = 1e-6
     corrects: ClassVar[Literal["old", "current"]] = "current"
+
+    @property
+    def weighs_itself(self) -> bool:
+        """Centering weighs the sampled token and the head apart."""
+        return self.score_centering
 
     @property
     def needs_head(self) -> bool:
@@ -40,12 +45,13 @@ class CenteredReinforce(TokenLoss):
             ValueError: if no head was recorded.
         """
         if not self.score_centering:
-            return tokens.weights * reinforce_loss(tokens.logprobs, tokens.advantages), {}
+            return reinforce_loss(tokens.logprobs, tokens.advantages), {}
         if tokens.head_logprobs is None or tokens.rollout_head_logprobs is None:
             raise ValueError(
                 "The batch has no recorded head, which score centering needs. Sample it with ReinforceSCConfig or "
                 "sampling(record_head=...), or train with score_centering=False."
             )
+        assert tokens.weights is not None
         term, rollout_mass, trainer_mass = score_centering_term(
             tokens.head_logprobs,
             tokens.rollout_head_logprobs,

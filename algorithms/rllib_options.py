@@ -41,6 +41,16 @@ class Used:
 #: Methods of a callback class, and functions given to `callbacks(...)`, that are called.
 FIRED_CALLBACKS = ("on_algorithm_init", "on_train_result", "on_evaluate_start", "on_evaluate_end")
 
+# Methods of a learner that no update calls, and what would.
+_LOSS_OF_LEARNER = {
+    **dict.fromkeys(("compute_losses", "compute_loss_for_module"), "return a TokenLoss from the config's token_loss()"),
+    **dict.fromkeys(("correction_weights", "trains_on_head"), "return a TokenLoss from the config's token_loss()"),
+    "add_mismatch": "a TokenLoss returns the metrics of its own too",
+    **dict.fromkeys(("compute_gradients", "apply_gradients"), "DeepSpeed computes and applies the gradients"),
+    "postprocess_gradients": "DeepSpeed clips the gradients, see training(grad_clip=...)",
+    "postprocess_gradients_for_module": "DeepSpeed clips the gradients, see training(grad_clip=...)",
+}
+
 #: Fields that act, besides the declared ones.
 USED = {
     "callbacks_class": Used("its methods named in FIRED_CALLBACKS are called"),
@@ -52,7 +62,7 @@ USED = {
     "custom_resources_per_learner": Used("counted by Ray", True),
     "validate_env_runners_after_construction": Used("True waits for the actors before the learners start"),
     "env_runner_cls": Used("the rollout actor, or a subclass of it", True),
-    "_learner_class": Used("a subclass of the algorithm's learner", True),
+    "_learner_class": Used("a subclass of the algorithm's learner, with the same loss: that is token_loss()'s", True),
     "learner_config_dict": Used("for a learner_class of one's own to read"),
     "input_": Used("saved batches"),
     "offline_data_class": Used("reads them; set by offline_data(input_=...)"),
@@ -133,6 +143,7 @@ def check_rllib_options(config: LanguageModelAlgorithmConfig) -> None:
         if not _is_default(name, value):
             raise ValueError(f"{refused.shown(value)} has no effect here: {refused.reason}.")
     _check_callbacks_class(config)
+    _check_learner_class(config)
 
 
 def _is_default(name: str, value: Any) -> bool:
@@ -149,6 +160,17 @@ def _check_callbacks_class(config: LanguageModelAlgorithmConfig) -> None:
             make = make.func
         if isinstance(make, type):
             require_fired_callbacks(make)
+
+
+def _check_learner_class(config: LanguageModelAlgorithmConfig) -> None:
+    own = config._learner_class
+    # Only then: the import takes seconds.
+    ours = None if own is None else config.get_default_learner_class()
+    for name, instead in _LOSS_OF_LEARNER.items():
+        if getattr(own, name, None) is not getattr(ours, name, None):
+            raise ValueError(
+                f"learners(learner_class={own.__name__}): its {name} has no effect here, no update calls it: {instead}."
+            )
 
 
 def require_fired_callbacks(cls: type) -> None:

@@ -15,14 +15,14 @@ from rlhf_algos.objectives import group_advantages, reinforce_loss
 
 
 @dataclass(frozen=True)
-class WeightedReinforce(TokenLoss):
-    """`-w A log p` of each token, `w = f(sg(p) / q)` (MATH 3.4 and 5)."""
+class Reinforce(TokenLoss):
+    """`-A log p` of each token (MATH 3.4); the weight is of `sg(p) / q` (MATH 5.1)."""
 
     corrects: ClassVar[Literal["old", "current"]] = "current"
 
     def __call__(self, tokens: LossTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """`[T]` loss of each token."""
-        return tokens.weights * reinforce_loss(tokens.logprobs, tokens.advantages), {}
+        return reinforce_loss(tokens.logprobs, tokens.advantages), {}
 
 
 class RLOOConfig(LanguageModelAlgorithmConfig):
@@ -41,13 +41,7 @@ class RLOOConfig(LanguageModelAlgorithmConfig):
     OPTIONS: ClassVar[tuple[Option, ...]] = (
         Option("training", "entropy_coefficient", number(at_least=0), 0.0, "weight of the entropy bonus"),
         # The shared option with another default.
-        Option(
-            "training",
-            "normalize_std",
-            flag(),
-            False,
-            "divide advantages by the group's standard deviation (MATH 2.1 or 2.2)",
-        ),
+        Option("training", "normalize_std", flag(), False, "divide advantages by the group's standard deviation"),
     )
     entropy_coefficient: float
 
@@ -69,8 +63,8 @@ class RLOOConfig(LanguageModelAlgorithmConfig):
         return group_advantages(rewards, group_ids, normalize_std=False, leave_one_out=True)
 
     def token_loss(self) -> TokenLoss:
-        """The weighted REINFORCE loss."""
-        return WeightedReinforce()
+        """The REINFORCE loss."""
+        return Reinforce()
 
     def validate(self) -> None:
         """Checks that the baseline stays independent of the sample, after each option by itself."""

@@ -23,7 +23,7 @@ from rlhf_algos.objectives import group_advantages, reinforce_loss
 
 @dataclass(frozen=True)
 class ClippedWeight(TokenLoss):
-    """`-sg(min(r, 1 + clip_high)) A log p` with r = p / p0, times the corrector's weight."""
+    """`-sg(min(r, 1 + clip_high)) A log p` with r = p / p0."""
 
     clip_high: float = 2.0
 
@@ -31,7 +31,7 @@ class ClippedWeight(TokenLoss):
         """The loss of each token, and the share of tokens whose weight was clipped."""
         ratio = (tokens.logprobs - tokens.old_logprobs).detach().exp()
         kept = ratio.clamp(max=1.0 + self.clip_high)
-        loss = tokens.weights * kept * reinforce_loss(tokens.logprobs, tokens.advantages)
+        loss = kept * reinforce_loss(tokens.logprobs, tokens.advantages)
         return loss, {"cispo_clipfrac": (ratio > kept).float()}
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledWith:
-    """The settings that a batch was sampled with. Those that decide log p must be said, the others can be left out.
+    """The settings that a batch was sampled with.
+
+    The four that decide log p have no default: None, as in a file that does not say them, must be written out.
 
     Attributes:
         model: name, directory or hub id, whose weights are those of version 0.
@@ -24,10 +26,10 @@ class SampledWith:
         record_routes: whether routes were to be recorded.
     """
 
-    model: str
-    temperature: float
-    top_p: float
-    top_k: int
+    model: str | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
     environment: str | None = None
     split: str | None = None
     split_rule: str | None = None
@@ -46,20 +48,41 @@ class SampledWith:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> SampledWith:
-        """What `as_dict` gave.
+        """What `as_dict` gave; None where nothing is said.
 
         Raises:
-            ValueError: if a setting that must be said is missing, or one is unknown; names it.
+            ValueError: if a setting is unknown; names it.
         """
-        missing = [each.name for each in fields(SampledWith) if each.default is MISSING and each.name not in values]
-        unknown = sorted(set(values) - {each.name for each in fields(SampledWith)})
-        if missing or unknown:
-            raise ValueError(
-                f"The settings of a batch, {dict(values)}, lack {missing} and have unknown {unknown}. Settings say all "
-                "that decides log p; a batch of which it is not known has none (settings=None)."
-            )
+        said: dict[str, Any] = dict.fromkeys(each.name for each in fields(SampledWith))
+        unknown = sorted(set(values) - set(said))
+        if unknown:
+            raise ValueError(f"The settings of a batch, {dict(values)}, have unknown {unknown}. Known: {list(said)}.")
         stop = values.get("stop_token_ids")
-        return SampledWith(**{**values, "stop_token_ids": None if stop is None else tuple(stop)})
+        return SampledWith(**{**said, **values, "stop_token_ids": None if stop is None else tuple(stop)})
+
+    def require_model(self) -> str:
+        """The model.
+
+        Raises:
+            ValueError: if it is not said.
+        """
+        if self.model is None:
+            raise ValueError("The batch does not name its model; give model=... (a name, a directory or a hub id).")
+        return self.model
+
+    def require_distribution(self) -> tuple[float, float, int]:
+        """`temperature`, `top_p` and `top_k`.
+
+        Raises:
+            ValueError: if one is not said; names it.
+        """
+        if self.temperature is None or self.top_p is None or self.top_k is None:
+            missing = [name for name in ("temperature", "top_p", "top_k") if getattr(self, name) is None]
+            raise ValueError(
+                f"The batch's settings do not say {', '.join(missing)}, and log p depends on it: give it all of "
+                "settings=SampledWith(model=..., temperature=..., top_p=..., top_k=...) with dataclasses.replace."
+            )
+        return self.temperature, self.top_p, self.top_k
 
     @property
     def split_facts(self) -> dict[str, str | None]:

@@ -16,11 +16,13 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlhf_algos.algorithms.reinforce_sc import CenteredReinforce, ReinforceSCConfig
 from rlhf_algos.analysis.setting import REFERENCE, Setting
-from rlhf_algos.batch import RolloutBatch
+from rlhf_algos.batch import RolloutBatch, SampledWith
 from rlhf_algos.driver.advantages import with_advantages
 from rlhf_algos.envs import PromptSpace, UnicodeText
 from rlhf_algos.metrics import METRICS
 
+# Of a batch that says nothing: log q as a softmax gives it.
+_OF_HAND_MADE = SampledWith(model=None, temperature=1.0, top_p=1.0, top_k=0)
 _COMPARED = tuple(metric.name for metric in METRICS if metric.compared)
 
 
@@ -38,7 +40,8 @@ def compare_settings(
     Runs in this process, one DeepSpeed rank, no Ray, no vLLM. At p = p0 the clipped surrogate has the same gradient.
 
     Args:
-        batch: saved with `debugging(save_batches=...)`, or made by hand; advantages are computed if it has none.
+        batch: saved with `debugging(save_batches=...)`, or made by hand; advantages are computed if it has none. One
+            without settings, which needs `model`, is taken as sampled at temperature 1 without truncation.
         settings: rows, in the order of the result. What the batch does not allow (centering without a recorded head or
             support, R3 without routes) is an error.
         reference: compared with; computed also if it is not among the settings.
@@ -85,26 +88,26 @@ def learner_for(batch: RolloutBatch, *, model: str | None, dtype: str, token_bud
     """A learner of this process with the batch's sampling settings, whose steps change nothing.
 
     Raises:
-        ValueError: if the batch does not say how it was sampled, or if no model is given and the one that the batch
-            names is not known to be the trainer's.
+        ValueError: if the batch's settings do not say how it was sampled, or if no model is given and the one that the
+            batch names is not known to be the trainer's.
     """
-    if model is None and batch.settings is None:
-        raise ValueError("The batch does not name its model; give model=... (a name, a directory or a hub id).")
-    sampled = batch.require_settings()
+    sampled = batch.settings or _OF_HAND_MADE
+    path = model or sampled.require_model()
+    temperature, top_p, top_k = sampled.require_distribution()
     newest = int(batch.weight_versions.max(initial=0))
     if model is None and newest > 0:
         raise ValueError(
-            f"The batch was sampled at weight version {newest}, and {sampled.model!r} has those of version 0. "
+            f"The batch was sampled at weight version {newest}, and {path!r} has those of version 0. "
             "Give the trainer's weights of that iteration as model=... (Algorithm.save_pretrained writes them)."
         )
     config = (
         ReinforceSCConfig()
         .environment("rlhf_algos/Addition-v0")
-        .language_model(model or sampled.model, dtype=dtype)
+        .language_model(path, dtype=dtype)
         .sampling(
-            temperature=sampled.temperature,
-            top_p=sampled.top_p,
-            top_k=sampled.top_k,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
             record_routes=batch.routes is not None,
         )
         .learners(num_learners=0, num_cpus_per_learner=torch.get_num_threads())

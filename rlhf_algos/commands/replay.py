@@ -108,7 +108,7 @@ def _parts(batch: Any, arguments: argparse.Namespace) -> dict[str, dict[str, flo
 
     return decompose_mismatch(
         batch,
-        model=arguments.model or batch.require_settings().model,
+        model=arguments.model or batch.require_settings().require_model(),
         sampler_model=arguments.sampler_model,
         fraction=arguments.fraction,
     )

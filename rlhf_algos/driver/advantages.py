@@ -63,8 +63,8 @@ def _left_out(batch: RolloutBatch, group_ids: np.ndarray, unscorable: str) -> Ro
     if unscorable == "stop":
         raise ValueError(
             f"The rewards of group {groups[0]} lie further apart than float32 can hold: "
-            f"{batch.rewards[batch.group_ids == groups[0]].tolist()}. Scale the reward down, divide by the group's "
-            "standard deviation (training(normalize_std=True)), or leave such groups out "
+            f"{batch.rewards[batch.group_ids == groups[0]].tolist()}. Scale the reward down, use an "
+            "algorithm that divides by the group's standard deviation (GRPO does), or leave such groups out "
             "(training(unscorable_responses='leave_out'))."
         )
     logger.warning("The rewards of groups %s lie further apart than float32 can hold; left out.", groups.tolist())

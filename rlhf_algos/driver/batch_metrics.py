@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,23 +12,29 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rlhf_algos.batch import FINISH_LENGTH, RolloutBatch
 from rlhf_algos.driver.advantages import scored_with_others
-from rlhf_algos.metrics import LAST, LEARNER, METRICS, TOKENS, Mean, declared_name
+from rlhf_algos.metrics import LAST, LEARNER, METRICS, TOKENS, TRAINED_RESPONSES, Mean, declared_name
 from rlhf_algos.objectives import zero_std_group_fraction
 
 #: What the training steps of one `train()` make of each key that a run logs.
 REDUCTIONS: dict[str, str | Mean] = {metric.key: metric.reduction for metric in METRICS if metric.reduction is not None}
 
 
-def reduction_of(key: str) -> str | Mean:
+def reduction_of(key: str, *, response_metrics: Collection[str] = ()) -> str | Mean:
     """The reduction of a flat key such as "env_runners/episode_return_max".
 
-    A learner of your own adds means over trained tokens (`TokenStatistics.add_mean`), so that is what an unknown key of
-    the learner is.
+    A token loss of your own measures means over trained tokens, so that is what an unknown key of the learner is.
+
+    Args:
+        key: flat.
+        response_metrics: names in which the token loss counts responses instead.
 
     Raises:
         KeyError: if another key is not in `REDUCTIONS`.
     """
     key = declared_name(key)
+    place, _, name = key.rpartition("/")
+    if place == LEARNER and name in response_metrics:
+        return TRAINED_RESPONSES
     if key not in REDUCTIONS and key.startswith(f"{LEARNER}/"):
         return TOKENS
     return REDUCTIONS[key]
@@ -49,6 +55,7 @@ def step_counts(batch: RolloutBatch, learner_metrics: Mapping[str, float]) -> di
         "scored_responses": int(batch.scored.sum()),
         "comparable_groups": len(np.unique(batch.group_ids[scored_with_others(batch)])),
         "trained_tokens": batch.num_trained_tokens,
+        "trained_responses": int(np.count_nonzero(trained_of_sample)),
         "optimizer_steps": steps,
         "optimizer_batches": steps + learner_metrics.get("steps_without_trained_token", 0.0),
         "signal": float(np.abs(advantages) @ trained_of_sample),
@@ -59,9 +66,13 @@ class IterationMetrics:
     """Logs the metrics of each training step, so that the result of an iteration is right for all its steps together.
 
     RLlib's logger has no mean with weights: the ones of this iteration are kept here, and it gets the mean so far.
+
+    Args:
+        response_metrics: names in which the token loss counts responses instead of tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, response_metrics: Collection[str] = ()) -> None:
+        self._response_metrics = response_metrics
         self._iteration: int | None = None
         self._totals: dict[str, tuple[float, float]] = {}
 
@@ -81,7 +92,7 @@ class IterationMetrics:
         """
         for name, value in values.items():
             flat = f"{key}/{name}"
-            reduction = reduction_of(flat)
+            reduction = reduction_of(flat, response_metrics=self._response_metrics)
             options: dict[str, Any] = {"reduce": reduction}
             if isinstance(reduction, Mean):
                 value = self._mean(flat, value, counts[reduction.over])

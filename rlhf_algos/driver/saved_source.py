@@ -28,7 +28,7 @@ def require_same_settings(
 ) -> None:
     """Raises unless a saved batch was sampled with the settings of this configuration that decide log p.
 
-    A batch that does not say (made by hand) is trusted, with a warning.
+    What a batch does not say (one made by hand) is trusted, with a warning.
 
     Args:
         saved: settings of the batch.
@@ -39,13 +39,12 @@ def require_same_settings(
     Raises:
         ValueError: names the setting, both values and what to do.
     """
-    if saved is None:
-        names = ", ".join(DECIDING_SETTINGS)
-        logger.warning("%s does not say with which %s it was sampled; it is taken as it is.", file, names)
-        return
+    unknown = [name for name in DECIDING_SETTINGS if getattr(saved, name, None) is None]
+    if unknown:
+        logger.warning("%s does not say with which %s it was sampled; it is taken as it is.", file, ", ".join(unknown))
     for name in DECIDING_SETTINGS:
-        had, has = getattr(saved, name), getattr(wanted, name)
-        if name in accepted or _same(name, had, has):
+        had, has = getattr(saved, name, None), getattr(wanted, name)
+        if name in unknown or name in accepted or _same(name, had, has):
             continue
         method = "language_model(path)" if name == "model" else f"sampling({name}=...)"
         raise ValueError(
@@ -137,21 +136,21 @@ class SavedSource(BatchSource):
         self._position = state["position"]
 
 
-def warn_of_other_advantages(file: Path, saved: RolloutBatch, trained: RolloutBatch, *, normalize_std: bool) -> None:
+def warn_of_other_advantages(file: Path, saved: RolloutBatch, trained: RolloutBatch, *, rule: str) -> None:
     """Logs one line if a saved batch brought advantages, and the run's own rule gives others.
 
     Args:
         file: of the batch.
         saved: as it was read.
         trained: with the advantages of this run.
-        normalize_std: the run's rule.
+        rule: the run's, for a reader.
     """
     if saved.advantages is None or trained.advantages is None:
         return
     if not np.allclose(saved.advantages, trained.advantages, rtol=1e-4, atol=1e-5):
         logger.warning(
             "%s holds advantages of another rule; they are not used. This run's own are computed from the rewards "
-            "(training(normalize_std=%s)).",
+            "(by %s).",
             file,
-            normalize_std,
+            rule,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
@@ -26,10 +26,11 @@ class StepLog:
 
     Args:
         logger: the algorithm's.
+        response_metrics: names in which its token loss counts responses instead of tokens.
     """
 
-    def __init__(self, logger: MetricsLogger) -> None:
-        self._logger, self._metrics = logger, IterationMetrics()
+    def __init__(self, logger: MetricsLogger, response_metrics: Collection[str] = ()) -> None:
+        self._logger, self._metrics = logger, IterationMetrics(response_metrics)
         self._sampled_before = 0
 
     def start_step(self, iteration: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from rlhf_algos.learner.reference import reference_logprobs
 from rlhf_algos.learner.settings import LearnerSettings
 from rlhf_algos.learner.statistics import TokenStatistics
 from rlhf_algos.learner.token_loss import LossTokens
+from rlhf_algos.metrics import LEARNER, is_listed, metric_of
 from rlhf_algos.objectives import ChunkedLogprobs, kl_estimate, mismatch_sums, reduce_loss
 from rlhf_algos.objectives.mismatch import MAX_ENTRIES
 
@@ -52,9 +54,13 @@ class MicroBatchLoss:
         """
         settings = self._settings
         tokens = self._tokens(batch, output)
+        weights = self._weights(tokens)
+        if settings.token_loss.weighs_itself:
+            tokens = replace(tokens, weights=weights)
         loss, metrics = settings.token_loss(tokens)
-        for name, values in metrics.items():
-            self._statistics.add_mean(name, values, batch.loss_mask)
+        if not settings.token_loss.weighs_itself:
+            loss = weights * loss
+        self._add_metrics(metrics, batch)
         assert output.entropy is not None, "the module computes the entropy with every forward pass"
         self._statistics.add_mean("entropy", output.entropy, batch.loss_mask)
         if settings.entropy_coefficient > 0:
@@ -70,13 +76,11 @@ class MicroBatchLoss:
     def _tokens(self, batch: MicroBatch, output: ChunkedLogprobs) -> LossTokens:
         current = output.logprobs.detach()
         old = current if batch.old_logprobs is None else batch.old_logprobs
-        numerator = {"old": old, "current": current}[self._settings.token_loss.corrects]
         tokens = LossTokens(
             logprobs=output.logprobs,
             old_logprobs=old,
             rollout_logprobs=batch.rollout_logprobs,
             advantages=batch.advantages,
-            weights=self._weights(numerator, batch),
             sample_ids=batch.sample_ids,
             loss_mask=batch.loss_mask,
             corrector=self._settings.corrector,
@@ -97,23 +101,30 @@ class MicroBatchLoss:
             head_is_complete=is_support or recorded.shape[1] >= self._vocabulary_size,
         )
 
-    def _weights(self, numerator: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        """The corrector's weight of each token (MATH 5.2), `[T]`, detached; adds its statistics.
-
-        Args:
-            numerator: `[T]`, of rho (MATH 5.1): log p0 or log p.
-            batch: gives log q.
-        """
+    def _weights(self, tokens: LossTokens) -> torch.Tensor:
+        """The corrector's weight of each token (MATH 5.2), `[T]`, detached; adds its statistics."""
         corrector, statistics = self._settings.corrector, self._statistics
-        correction = corrector.correct(numerator - batch.rollout_logprobs, batch.sample_ids, batch.loss_mask)
+        # Of rho (MATH 5.1).
+        numerators = {"old": tokens.old_logprobs, "current": tokens.logprobs.detach()}
+        numerator = numerators[self._settings.token_loss.corrects]
+        correction = corrector.correct(numerator - tokens.rollout_logprobs, tokens.sample_ids, tokens.loss_mask)
         corrected = corrector != NoCorrection()
         for name, values in correction_metrics(correction, corrected=corrected).items():
-            statistics.add_mean(name, values, batch.loss_mask)
-        signal = batch.advantages.abs()[batch.loss_mask].double()
-        kept = correction.weights[batch.loss_mask] != 0
+            statistics.add_mean(name, values, tokens.loss_mask)
+        signal = tokens.advantages.abs()[tokens.loss_mask].double()
+        kept = correction.weights[tokens.loss_mask] != 0
         statistics.add_sum("signal/kept", signal[kept].sum())
         statistics.add_sum("signal/all", signal.sum())
         return correction.weights
+
+    def _add_metrics(self, metrics: Mapping[str, torch.Tensor], batch: MicroBatch) -> None:
+        """Adds what the token loss measures."""
+        for name, values in metrics.items():
+            _require_own_name(name)
+            of_response = name in self._settings.token_loss.response_metrics
+            self._statistics.add_mean(
+                name, values, batch.loss_mask, sample_ids=batch.sample_ids if of_response else None
+            )
 
     def _add_mismatch(self, tokens: LossTokens) -> None:
         """Adds a micro-batch to the statistics of MATH 9: p0 against q on the trained tokens."""
@@ -121,3 +132,11 @@ class MicroBatchLoss:
         for name, value in sums.items():
             add = self._statistics.add_max if name in MAX_ENTRIES else self._statistics.add_sum
             add(f"mismatch/{name}", value)
+
+
+def _require_own_name(name: str) -> None:
+    """Raises ValueError unless a token loss may call a metric so."""
+    key = f"{LEARNER}/{name}"
+    if "/" in name or (is_listed(key) and not metric_of(key).of_token_loss):
+        why = "has a slash" if "/" in name else "is the name of another metric of the learner (docs/metrics.md)"
+        raise ValueError(f"The token loss returned a metric {name!r}, which {why}. Choose another name.")

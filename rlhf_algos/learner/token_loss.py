@@ -23,11 +23,11 @@ class LossTokens:
         old_logprobs: `[T]` float32, log p0, detached.
         rollout_logprobs: `[T]` float32, log q; 0 at untrained tokens.
         advantages: `[T]` float32, that of the response.
-        weights: `[T]` float32, detached: the corrector's, of the ratio that the loss asks for (MATH 5.1, 5.2). The loss
-            multiplies by them.
         sample_ids: `[T]` int64, response of each token.
         loss_mask: `[T]` bool, trained tokens. What a loss makes of the others is never read.
-        corrector: what made the weights.
+        corrector: what makes the weights that the loss is multiplied by (MATH 5.2).
+        weights: `[T]` float32, detached: these weights, of the ratio that the loss asks for (MATH 5.1); None unless the
+            loss weighs itself.
         head_logprobs: `[T, k]` float32, log p of the recorded head or support, with gradient; None unless the loss
             needs it and the batch has it.
         rollout_head_logprobs: `[T, k]` float32, log q of the same, -inf where a support is filled up.
@@ -38,10 +38,10 @@ class LossTokens:
     old_logprobs: Tensor
     rollout_logprobs: Tensor
     advantages: Tensor
-    weights: Tensor
     sample_ids: Tensor
     loss_mask: Tensor
     corrector: Corrector
+    weights: Tensor | None = None
     head_logprobs: Tensor | None = None
     rollout_head_logprobs: Tensor | None = None
     head_is_complete: bool = False
@@ -55,12 +55,19 @@ class TokenLoss(Protocol):
         @dataclass(frozen=True)
         class Plain(TokenLoss):
             def __call__(self, tokens):
-                return tokens.weights * reinforce_loss(tokens.logprobs, tokens.advantages), {}
+                return reinforce_loss(tokens.logprobs, tokens.advantages), {}
     """
 
     #: Whose probability stands above q in the ratio of the weights (MATH 5.1): "old" is p0, for a loss that follows the
     #: way from p0 to p by a ratio of its own; "current" is sg(p).
     corrects: ClassVar[Literal["old", "current"]] = "old"
+    #: Metrics in which each response counts once, with its mean over its trained tokens.
+    response_metrics: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def weighs_itself(self) -> bool:
+        """Whether it applies the corrector's weights; else each token's loss is multiplied by its weight afterwards."""
+        return False
 
     @property
     def needs_head(self) -> bool:
@@ -74,7 +81,8 @@ class TokenLoss(Protocol):
             tokens: of one micro-batch.
 
         Returns:
-            `[T]` loss of each token, weighted; and by name `[T]` values whose means over the trained tokens of the
-            whole batch are the metrics.
+            `[T]` loss of each token; and by name `[T]` values whose means over the trained tokens of the whole batch
+            are the metrics. A name of another metric of the learner (docs/metrics.md) is refused; one that only some
+            micro-batches have is a mean over those.
         """
         ...

@@ -2,7 +2,7 @@
 
 Keys are flat: `learners/default_policy/entropy` is `result["learners"]["default_policy"]["entropy"]`. docs/metrics.md,
 the report, the tables of the commands and the reductions of a run read this list. What a token loss of your own
-measures needs no entry: it is a mean over trained tokens, and is recorded under its name.
+measures needs no entry: it is a mean over trained tokens (or responses, as the loss says), under its name.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rlhf_algos.metrics.metric import (
     TEXT,
     TIMERS,
     TOKENS,
+    TRAINED_RESPONSES,
     Form,
     Mean,
     Metric,
@@ -53,6 +54,7 @@ __all__ = [
     "TEXT",
     "TIMERS",
     "TOKENS",
+    "TRAINED_RESPONSES",
     "Form",
     "Mean",
     "Metric",

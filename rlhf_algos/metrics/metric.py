@@ -26,6 +26,7 @@ class Mean:
 
 SUM, MAX, MIN, LAST, LIFETIME_SUM = "sum", "max", "min", "last", "lifetime_sum"
 TOKENS = Mean("trained_tokens")
+TRAINED_RESPONSES = Mean("trained_responses")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Metric:
         logarithmic: whether a chart's axis is.
         in_table: whether the report's table of final values has it.
         compared: whether a comparison of corrections on one saved batch has it.
+        of_token_loss: whether an algorithm's token loss measures it.
     """
 
     key: str
@@ -77,6 +79,7 @@ class Metric:
     logarithmic: bool = False
     in_table: bool = False
     compared: bool = False
+    of_token_loss: bool = False
 
     @property
     def name(self) -> str:

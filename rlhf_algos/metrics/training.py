@@ -103,10 +103,11 @@ OF_UPDATES = (
     ),
     Metric(
         f"{LEARNER}/pg_clipfrac",
-        "trained tokens whose gradient the clip removed",
+        "trained tokens whose gradient the clip removed; with GSPO, whose ratio is a response's, responses",
         FRACTION,
         TOKENS,
         label="policy clip (pg_clipfrac)",
+        of_token_loss=True,
     ),
     Metric(
         f"{LEARNER}/entropy",
@@ -200,6 +201,7 @@ OF_UPDATES = (
         TOKENS,
         label="head mass under the sampler, q",
         compared=True,
+        of_token_loss=True,
     ),
     Metric(
         f"{LEARNER}/trainer_head_mass",
@@ -208,6 +210,7 @@ OF_UPDATES = (
         TOKENS,
         label="head mass under the trainer, p",
         compared=True,
+        of_token_loss=True,
     ),
     Metric(
         f"{LEARNER}/sc_term_abs",
@@ -215,6 +218,7 @@ OF_UPDATES = (
         NUMBER,
         TOKENS,
         compared=True,
+        of_token_loss=True,
     ),
     Metric(
         f"{LEARNER}/route_mismatch",

@@ -103,7 +103,7 @@ def sequence_clip_loss(
 
     Returns:
         `[T]` loss of each token, 0 at untrained ones; and `[T]` bool, the trained tokens of the responses whose
-        gradient the clip removed.
+        gradient the clip removed. `pg_clipfrac` is the fraction of such responses.
 
     Gradient: through `logprobs` only: `-s_i A_i` at each trained token of a response that is not clipped, exactly 0
         elsewhere. The clamp (5.6) also stops it; this is not counted as clipped.

@@ -59,8 +59,8 @@ SECTIONS = (
     Section(
         "clip-fraction",
         "Clip fraction",
-        "Fraction of the trained tokens whose weight the correction changed, where there is one, and of those whose "
-        "gradient the policy clip removed.",
+        "Fraction of the trained tokens whose weight the correction changed, where there is one, and of those (with "
+        "GSPO, of the responses) whose gradient the policy clip removed.",
         (
             metric_of(f"{LEARNER}/tis_clipfrac"),
             metric_of(f"{LEARNER}/pg_clipfrac"),

@@ -174,13 +174,14 @@ def test_advantages_of_another_rule_are_named(tmp_path, caplog):
     saved.save(tmp_path / "1.safetensors")
     rollouts = SavedSource(SavedBatches(offline(tmp_path))).next(0)
     file, read = rollouts.file, rollouts.batch
-    warn_of_other_advantages(file, read, read, normalize_std=True)
-    warn_of_other_advantages(file, dataclasses.replace(read, advantages=None), read, normalize_std=True)
+    warn_of_other_advantages(file, read, read, rule="RLOOConfig.advantages")
+    warn_of_other_advantages(file, dataclasses.replace(read, advantages=None), read, rule="RLOOConfig.advantages")
     assert not caplog.records
     other = dataclasses.replace(read, advantages=read.advantages + np.float32(1))
-    warn_of_other_advantages(file, read, other, normalize_std=True)
+    warn_of_other_advantages(file, read, other, rule="RLOOConfig.advantages")
     (record,) = caplog.records
     assert "1.safetensors holds advantages of another rule; they are not used" in record.getMessage()
+    assert record.getMessage().endswith("computed from the rewards (by RLOOConfig.advantages).")
 
 
 def test_a_source_goes_on_where_its_state_was_taken(tmp_path):

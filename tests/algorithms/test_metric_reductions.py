@@ -145,6 +145,14 @@ def test_a_learners_own_metric_is_a_mean_over_trained_tokens_and_other_unknown_k
         reduction_of("env_runners/my_metric")
 
 
+def test_a_metric_of_responses_is_a_mean_over_the_trained_ones_of_all_steps():
+    """7 of the first step, 4 of the second; their tokens are 14 and 24."""
+    logger, metrics = MetricsLogger(root=True), IterationMetrics({"pg_clipfrac"})
+    steps = [(FIRST, LEARNER_FIRST | {"pg_clipfrac": 1.0}), (SECOND, LEARNER_SECOND | {"pg_clipfrac": 0.0})]
+    learner = iteration(logger, metrics, steps)["learners"]["default_policy"]
+    assert learner["pg_clipfrac"] == pytest.approx(7 / 11) and learner["tis"] == pytest.approx((14 * 1.2 + 24) / 38)
+
+
 def test_names_and_reductions_agree():
     for key, reduction in REDUCTIONS.items():
         for ending, expected in (("_max", "max"), ("_min", "min"), ("_lifetime", "lifetime_sum"), ("/max", "max")):

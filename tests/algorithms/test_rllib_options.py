@@ -121,6 +121,28 @@ def test_callbacks_that_are_never_called_are_refused_in_a_class_too():
         base().callbacks(**{name: print}).validate()
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("compute_loss_for_module", "return a TokenLoss from the config's token_loss"),
+        ("trains_on_head", "return a TokenLoss from the config's token_loss"),
+        ("correction_weights", "return a TokenLoss from the config's token_loss"),
+        ("add_mismatch", "a TokenLoss returns the metrics of its own too"),
+        ("compute_gradients", "DeepSpeed computes and applies the gradients"),
+    ],
+)
+def test_a_learner_with_a_loss_of_its_own_is_refused(name, instead):
+    from rlhf_algos.learner.deepspeed_learner import DeepSpeedLearner
+
+    mine = type("Mine", (DeepSpeedLearner,), {name: lambda self, **kwargs: None})
+    below = type("Below", (mine,), {})
+    for given in (mine, below):
+        message = rf"learners\(learner_class={given.__name__}\): its {name} has no effect here.*: {instead}"
+        with pytest.raises(ValueError, match=message):
+            base().learners(learner_class=given).validate()
+    base().learners(learner_class=type("Useful", (DeepSpeedLearner,), {"build": lambda self: None})).validate()
+
+
 class Counting(RLlibCallback):
     def __init__(self, start=0):
         self.count = start

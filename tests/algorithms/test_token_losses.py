@@ -1,6 +1,7 @@
 """Each algorithm's advantages and token loss against a plain reference in float64, and what it refuses."""
 
 import inspect
+import logging
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,10 @@ def tokens_of(corrector, numerator, *, seed=0):
         old_logprobs=old,
         rollout_logprobs=rollout,
         advantages=torch.tensor([1.0, 1.0, 1.0, -0.5, 0.25, 0.25], dtype=torch.float64),
-        weights=corrector.correct(above - rollout, samples, mask).weights,
         sample_ids=samples,
         loss_mask=mask,
         corrector=corrector,
+        weights=corrector.correct(above - rollout, samples, mask).weights,
     )
 
 
@@ -101,7 +102,8 @@ def test_value_and_gradient_equal_a_slow_reference(name, corrector):
 
     values, metrics = loss(tokens)
     assert values.shape == (6,) and all(metric.shape == (6,) for metric in metrics.values())
-    found, expected = values[tokens.loss_mask].sum(), slow_loss(name, again, weight)
+    assert not loss.weighs_itself
+    found, expected = (tokens.weights * values)[tokens.loss_mask].sum(), slow_loss(name, again, weight)
     assert found.item() == pytest.approx(expected.item(), abs=1e-12)
     found.backward(), expected.backward()
     assert torch.allclose(tokens.logprobs.grad, again.logprobs.grad, atol=1e-12)
@@ -146,3 +148,20 @@ def test_what_has_no_meaning_is_refused_by_name(config, options, message):
 @pytest.mark.parametrize("router_replay", ["none", "r2", "r3"])
 def test_every_correction_goes_with_both(config, corrector, router_replay):
     config().environment("rlhf_algos/Addition-v0").training(corrector=corrector, router_replay=router_replay).validate()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("steps", "several"),
+    [({"num_epochs": 2}, True), ({"minibatch_size": 8}, True), ({"minibatch_size": 16}, False), ({}, False)],
+)
+@pytest.mark.parametrize("corrector", ["none", "tis"])
+def test_later_steps_without_ratio_and_corrector_are_warned_about(name, steps, several, corrector, caplog):
+    config = CONFIGS[name]().environment("rlhf_algos/Addition-v0")
+    config.training(prompts_per_iteration=4, group_size=4, corrector=corrector, **steps)
+    with caplog.at_level(logging.WARNING):
+        config.validate()
+    warned = [record.getMessage() for record in caplog.records if "older policy" in record.getMessage()]
+    assert bool(warned) == (several and corrector == "none" and name in ("reinforce_sc", "rloo"))
+    for text in warned:
+        assert f"num_epochs={config.num_epochs}, minibatch_size={config.minibatch_size}, corrector='none'" in text

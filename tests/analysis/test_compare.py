@@ -102,8 +102,12 @@ def test_only_what_the_batch_allows(peaked_models):
         compare_settings(batch, [Setting(router_replay="r3")])
     with pytest.raises(ValueError, match="does not name its model"):
         compare_settings(dataclasses.replace(batch, settings=None), [Setting()])
-    with pytest.raises(ValueError, match=r"does not say how it was sampled: .*temperature=\.\.\."):
-        compare_settings(dataclasses.replace(batch, settings=None), [Setting()], model=said.model)
+    partial = dataclasses.replace(batch, settings=SampledWith.from_dict({"model": said.model, "top_p": 1.0}))
+    with pytest.raises(ValueError, match="do not say temperature, top_k, and log p depends on it"):
+        compare_settings(partial, [Setting()])
+    # Made by hand: as with temperature 1 and nothing cut off.
+    by_hand = compare_settings(dataclasses.replace(batch, settings=None), [Setting("tis")], model=said.model)
+    assert by_hand == compare_settings(batch, [Setting("tis")])
     later = dataclasses.replace(batch, weight_versions=batch.weight_versions + 7)
     with pytest.raises(ValueError, match="sampled at weight version 7, and .* has those of version 0"):
         compare_settings(later, [Setting()])

@@ -1,11 +1,13 @@
 """The batch: contradictions are errors, selection keeps tokens with their sample, files come back exactly."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from rlhf_algos.batch import RolloutBatch, SampledWith, read_header
 from tests.learner.conftest import make_batch
@@ -217,13 +219,15 @@ def test_a_batch_says_which_samples_have_a_reward():
     assert fewer.loss_mask.tolist() == [False, False, True, True, True]
 
 
-def test_settings_come_back_and_missing_ones_are_an_error(tmp_path):
+def test_settings_come_back_and_unknown_ones_are_an_error(tmp_path):
     settings = SampledWith.from_dict(RECORDED)
     assert settings.as_dict() == RECORDED and settings.stop_token_ids == (3,)
     assert settings.split_facts == {"split": "train", "split_rule": "a.b of C, 0.1"}
     assert set(SAID.as_dict()) == {"model", "temperature", "top_p", "top_k", "environment"}
-    with pytest.raises(ValueError, match=r"lack \['temperature', 'top_k'\] and have unknown \['a'\]"):
+    with pytest.raises(ValueError, match=r"have unknown \['a'\]"):
         SampledWith.from_dict({"model": "m", "top_p": 1.0, "a": 1})
+    with pytest.raises(TypeError, match="'temperature', 'top_p', and 'top_k'"):
+        SampledWith(model="m")
     with pytest.raises(ValueError, match=r"settings=\{'a': 1\} must be a SampledWith"):
         golden_batch({"a": 1})
     assert golden_batch(settings).require_settings() is settings
@@ -231,13 +235,19 @@ def test_settings_come_back_and_missing_ones_are_an_error(tmp_path):
         golden_batch(None).require_settings()
 
 
-def test_a_file_whose_settings_are_incomplete_is_refused(tmp_path):
-    from safetensors.numpy import save_file
-
-    metadata = {"format": "rlhf_algos.RolloutBatch", "format_version": "3", "settings": '{"model": "m"}'}
-    save_file({"a": np.zeros(2)}, tmp_path / "batch", metadata=metadata | {"content_hash": "0"})
-    with pytest.raises(ValueError, match=r"batch: The settings of a batch.* lack \['temperature'"):
-        read_header(tmp_path / "batch")
+def test_a_file_whose_settings_are_incomplete_says_what_is_missing_where_it_is_needed(tmp_path):
+    """Users have such files; their hash is the one of what they say."""
+    saved = golden_batch(SampledWith.from_dict({"model": "m", "top_p": 0.9}))
+    path = saved.save(tmp_path / "batch")
+    with safe_open(str(path), framework="numpy") as file:
+        assert json.loads(file.metadata()["settings"]) == {"model": "m", "top_p": 0.9}
+    loaded = RolloutBatch.load(path)
+    assert loaded.content_hash == read_header(path).content_hash == saved.content_hash
+    assert loaded.settings.as_dict() == {"model": "m", "top_p": 0.9} and loaded.settings.require_model() == "m"
+    with pytest.raises(ValueError, match="do not say temperature, top_k, and log p depends on it"):
+        loaded.settings.require_distribution()
+    with pytest.raises(ValueError, match="does not name its model"):
+        SampledWith.from_dict({"top_p": 0.9}).require_model()
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,16 @@ MAY_IMPORT = {
     "weight_sync": {"batch", "owned_folders", "plugins"},
     "envs": {"batch"},
     "rollout": {"batch", "envs", "routing_replay", "models", "weight_sync", "importing"},
-    "learner": {"batch", "objectives", "corrections", "routing_replay", "models", "weight_sync", "importing"},
+    "learner": {
+        "batch",
+        "objectives",
+        "corrections",
+        "routing_replay",
+        "models",
+        "weight_sync",
+        "importing",
+        "metrics",
+    },
     "driver": {"batch", "envs", "local_ray", "metrics", "models", "objectives", "rollout", "weight_sync"},
     "algorithms": ENGINE | {"driver", "models", "engine_arguments", "owned_folders"},
     "analysis": {

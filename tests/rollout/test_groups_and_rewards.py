@@ -128,8 +128,12 @@ def test_advantages_come_from_the_numbers_that_were_returned(rewards, advantages
 
 
 def test_undivided_advantages_beyond_float32_stop_the_run_or_are_left_out():
-    with pytest.raises(ValueError, match=r"rewards of group 0 lie further apart than float32 can hold: \[1e\+39, 0.0"):
+    with pytest.raises(
+        ValueError, match=r"rewards of group 0 lie further apart than float32 can hold: \[1e\+39, 0.0"
+    ) as error:
         played([1e39, 0.0, 0.0, 0.0], normalize_std=False)
+    # Advice that every algorithm can follow: RLOO refuses normalize_std=True.
+    assert "normalize_std" not in str(error.value) and "unscorable_responses='leave_out'" in str(error.value)
     batch = played([1e39, 0.0, 0.0, 0.0], normalize_std=False, unscorable="leave_out")
     assert batch.advantages.tolist() == [0.0] * 4 and not batch.loss_mask.any()
     counts = lifetime_counts(batch, prompts_too_long=0, groups_sampled_again=0)
