@@ -13,7 +13,7 @@ from rlhf_algos.algorithms.paths import (
 )
 from rlhf_algos.corrections import NoCorrection, check_corrector
 from rlhf_algos.learner.deepspeed_settings import deepspeed_settings
-from rlhf_algos.routing_replay import make_router_replay, moe_layers
+from rlhf_algos.routing_replay import moe_layers
 from rlhf_algos.weight_sync import channel_maker
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _warn_of_uncorrected_steps(config: LanguageModelAlgorithmConfig, settings: L
 
 def _check_routes(config: LanguageModelAlgorithmConfig) -> None:
     """Raises if routes are wanted of a model whose routers can't be found."""
-    if not (make_router_replay(config.router_replay).replays or config.records_routes()):
+    if not (config.replay().replays or config.records_routes()):
         return
     model_config = AutoConfig.from_pretrained(config.model_path(), trust_remote_code=config.trust_remote_code)
     try:

@@ -16,7 +16,7 @@ from rlhf_algos.learner.token_loss import TokenLoss
 from rlhf_algos.models import resolve_model
 from rlhf_algos.rollout.sampling import SamplingSettings
 from rlhf_algos.rollout.settings import PlaySettings, RolloutSettings
-from rlhf_algos.routing_replay import make_router_replay
+from rlhf_algos.routing_replay import RouterReplay, make_router_replay
 from rlhf_algos.weight_sync.mismatch_injection import MismatchInjection
 
 # Options of an algorithm that are settings of the learner under the same names.
@@ -69,9 +69,13 @@ class DerivedSettings(ProcessOptions):
             complete_evaluation_config(evaluation, self)
         return evaluation
 
+    def replay(self) -> RouterReplay:
+        """Whose experts the trainer's layers use."""
+        return make_router_replay(self.router_replay)
+
     def records_routes(self) -> bool:
         """Whether rollout actors record the experts: on request, or for a replay of them."""
-        return self.record_routes or make_router_replay(self.router_replay).uses_rollout_routes
+        return self.record_routes or self.replay().uses_rollout_routes
 
     def mismatch_injected(self) -> MismatchInjection:
         """What is done to the sampler on purpose."""
@@ -140,7 +144,7 @@ class DerivedSettings(ProcessOptions):
             trust_remote_code=self.trust_remote_code,
             temperature=self.temperature,
             corrector=make_corrector(self.corrector),
-            router_replay=make_router_replay(self.router_replay),
+            router_replay=self.replay(),
             loss_reduction=self.loss_reduction,
             loss_fixed_length=self.loss_fixed_length,
             lr=self.lr,
@@ -177,7 +181,7 @@ class DerivedSettings(ProcessOptions):
                 "gradient_checkpointing": self.gradient_checkpointing,
                 "trust_remote_code": self.trust_remote_code,
                 "temperature": self.temperature,
-                "handles_routes": self.records_routes() or make_router_replay(self.router_replay).replays,
+                "handles_routes": self.records_routes() or self.replay().replays,
             },
         )
 

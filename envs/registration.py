@@ -134,8 +134,9 @@ def registered_spec(env_id: str) -> EnvSpec:
 
 def registered(names: Iterable[Any]) -> dict[str, EnvSpec]:
     """What the ids among the names mean in this process, for one in which they are not registered."""
-    ids = [name for name in names if isinstance(name, str)]
-    return {name: registry[name.rpartition(":")[2]] for name in ids if name.rpartition(":")[2] in registry}
+    known = gymnasium.envs.registration.registry
+    ids = {name: name.rpartition(":")[2] for name in names if isinstance(name, str)}
+    return {name: known[env_id] for name, env_id in ids.items() if env_id in known}
 
 
 def unregistered_spec(name: str, entry_point: Callable[..., Any], kwargs: dict[str, Any]) -> EnvSpec:

@@ -9,10 +9,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAY_DEDUP_LOGS"] = "0"
 
+import hypothesis
 import pytest
 
 from rlhf_algos.local_ray import start_ray
 from rlhf_algos.models import resolve_model
+
+# On a machine that is shared, a time says nothing about the code.
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 
 # `make test` runs in two processes, one per core. Tests of one group run in one of them, since they share the engine or
 # the learners that a fixture starts; files without such a fixture are a group of their own only where a test needs the

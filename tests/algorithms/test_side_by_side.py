@@ -204,6 +204,7 @@ def test_a_failure_after_the_learners_came_ends_everything(ray_session, monkeypa
 
     def setup(self, config):
         self.env_runner_group, self.eval_env_runner_group = groups
+        self.evaluation_config = self.config
         self.learner_group = started_learners()
         if failing == "setup":
             raise_while_holding()
