@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from architectures import ARCHITECTURES, EXACT, ROUNDED, UNTIED_ONLY, Case, every_case, one_of_each, works  # noqa: E402
+from architecture_cases import UNTIED_ONLY, Case, every_case, one_of_each  # noqa: E402
+from architecture_models import ARCHITECTURES  # noqa: E402
+from architectures import EXACT, ROUNDED, works  # noqa: E402
 
 CASES = [str(case) for case in one_of_each()]
 
