@@ -5,25 +5,28 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-import torch
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.learner.torch.torch_learner import TorchLearner
-from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
-from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
-from torch import distributed
-
-from rlhf_algos.batch import RolloutBatch
 from rlhf_algos.importing import garbage_collection_paused
-from rlhf_algos.learner.accelerator import deepspeed
-from rlhf_algos.learner.engine import make_engine
-from rlhf_algos.learner.module import LanguageModelModule
-from rlhf_algos.learner.process_group import ensure_process_group, meet_at_one_address
-from rlhf_algos.learner.reference import load_reference
-from rlhf_algos.learner.released_models import forget_model
-from rlhf_algos.learner.settings import LearnerSettings
-from rlhf_algos.learner.update import Trainer, Update
-from rlhf_algos.learner.weights import WeightsOfLearner
+
+# Thousands of modules, which a new process waits for.
+with garbage_collection_paused():
+    import torch
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+    from ray.rllib.core import DEFAULT_MODULE_ID
+    from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+    from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+    from torch import distributed
+
+    from rlhf_algos.batch import RolloutBatch
+    from rlhf_algos.learner.accelerator import deepspeed
+    from rlhf_algos.learner.engine import make_engine
+    from rlhf_algos.learner.module import LanguageModelModule
+    from rlhf_algos.learner.process_group import ensure_process_group, meet_at_one_address
+    from rlhf_algos.learner.reference import load_reference
+    from rlhf_algos.learner.released_models import forget_model
+    from rlhf_algos.learner.settings import LearnerSettings
+    from rlhf_algos.learner.update import Trainer, Update
+    from rlhf_algos.learner.weights import WeightsOfLearner
 
 if TYPE_CHECKING:
     from rlhf_algos.learner.policy import PackedCausalLM

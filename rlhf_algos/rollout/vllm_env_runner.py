@@ -6,28 +6,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import torch
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.env import INPUT_ENV_SPACES
-from ray.rllib.env.env_runner import EnvRunner
-from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
-
-from rlhf_algos.batch import RolloutBatch
-from rlhf_algos.envs import PromptSpace, UnicodeText
 from rlhf_algos.importing import garbage_collection_paused
-from rlhf_algos.rollout.counted_start import counted_start
-from rlhf_algos.rollout.engine import Engine
-from rlhf_algos.rollout.engine_weights import EngineWeights
-from rlhf_algos.rollout.environments import require_problems
-from rlhf_algos.rollout.groups import split_facts, task_of
-from rlhf_algos.rollout.plans import Episode, plan_of_evaluation, plan_of_groups
-from rlhf_algos.rollout.player import Player
-from rlhf_algos.rollout.router_layout import router_layout
-from rlhf_algos.rollout.settings import RolloutConfig, RolloutSettings
-from rlhf_algos.rollout.stages import Stage, stages_of
-from rlhf_algos.rollout.vllm_engine import VLLMEngine
-from rlhf_algos.weight_sync import MismatchInjection, checkpoint_layout
+
+# Thousands of modules, which a new process waits for.
+with garbage_collection_paused():
+    import gymnasium
+    import torch
+    from ray.rllib.core import DEFAULT_MODULE_ID
+    from ray.rllib.env import INPUT_ENV_SPACES
+    from ray.rllib.env.env_runner import EnvRunner
+    from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+
+    from rlhf_algos.batch import RolloutBatch
+    from rlhf_algos.envs import PromptSpace, UnicodeText
+    from rlhf_algos.rollout.counted_start import counted_start
+    from rlhf_algos.rollout.engine import Engine
+    from rlhf_algos.rollout.engine_weights import EngineWeights
+    from rlhf_algos.rollout.environments import require_problems
+    from rlhf_algos.rollout.groups import split_facts, task_of
+    from rlhf_algos.rollout.plans import Episode, plan_of_evaluation, plan_of_groups
+    from rlhf_algos.rollout.player import Player
+    from rlhf_algos.rollout.router_layout import router_layout
+    from rlhf_algos.rollout.settings import RolloutConfig, RolloutSettings
+    from rlhf_algos.rollout.stages import Stage, stages_of
+    from rlhf_algos.rollout.vllm_engine import VLLMEngine
+    from rlhf_algos.weight_sync import MismatchInjection, checkpoint_layout
 
 #: What an actor's call returns: a batch, or None if it played nothing, and the ids whose prompt leaves no room.
 Played = tuple[RolloutBatch | None, list[int]]

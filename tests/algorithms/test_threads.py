@@ -129,14 +129,16 @@ def test_a_rollout_actor_has_its_threads_before_the_engine_starts(monkeypatch):
     assert found == [3, 2]
 
 
-@pytest.mark.parametrize("given", [None, "active"])
-def test_threads_that_wait_leave_their_core_to_others(given):
+@pytest.mark.parametrize(
+    ("given", "module"),
+    [(None, "rlhf_algos.rollout.vllm_env_runner"), ("active", "rlhf_algos.learner.deepspeed_learner")],
+)
+def test_threads_that_wait_leave_their_core_to_others(given, module):
     """Asked of the OpenMP library itself, which reads the environment once, when torch is loaded."""
     environment = os.environ | {"OMP_DISPLAY_ENV": "true", "OMP_WAIT_POLICY": given or ""}
     if given is None:
         del environment["OMP_WAIT_POLICY"]
-    for module in ("rlhf_algos.rollout.vllm_env_runner", "rlhf_algos.learner.deepspeed_learner"):
-        command = [sys.executable, "-c", f"import {module}"]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        policies = re.findall(r"OMP_WAIT_POLICY *= *'(\w+)'", run.stderr)
-        assert policies and {policy.lower() for policy in policies} == {given or "passive"}
+    command = [sys.executable, "-c", f"import {module}"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    policies = re.findall(r"OMP_WAIT_POLICY *= *'(\w+)'", run.stderr)
+    assert policies and {policy.lower() for policy in policies} == {given or "passive"}
