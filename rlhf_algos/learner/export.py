@@ -52,7 +52,7 @@ _OF_A_MODEL = (
     "*.py",
 )
 # What is written here, and what describes the model that was started from.
-_NOT_COMPANIONS = ("config.json", "generation_config.json", "README.md", ".*")
+_NOT_COMPANIONS = ("config.json", "generation_config.json", "README.md", "MODEL_CARD.md", ".*")
 _COMPANION_FOLDERS = ("additional_chat_templates",)
 # Sub-folders of the target: while a model is written, and while it is moved into the old one's place.
 _SAVING = ".saving-"

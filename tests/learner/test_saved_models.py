@@ -117,6 +117,15 @@ def test_saving_into_the_models_own_folder(source):
     assert files(source.parent) == {"source"}
 
 
+def test_cards_whose_figures_are_the_starting_models_stay_behind(source, tmp_path):
+    model = load(source)
+    for name in ("README.md", "MODEL_CARD.md"):
+        (source / name).write_text("accuracy 0.85")
+    export_model(model, trained(model), source=str(source), path=tmp_path / "target")
+    assert not files(tmp_path / "target") & {"README.md", "MODEL_CARD.md"}
+    assert set(COMPANIONS) <= files(tmp_path / "target")
+
+
 def test_what_is_left_of_an_earlier_model_is_gone(source, tmp_path):
     """transformers would read the adapter, vLLM the index, and both the other tokenizer."""
     target = tmp_path / "target"
