@@ -131,6 +131,11 @@ class RolloutBatch:
         """`[T]` int64, the position in the batch of the sample that each response token belongs to."""
         return np.repeat(np.arange(self.num_samples), self.response_lengths)
 
+    @property
+    def trained_tokens_of_samples(self) -> np.ndarray:
+        """`[B]` float64, how many tokens of each sample are trained on."""
+        return np.bincount(self.token_sample_index, weights=self.loss_mask, minlength=self.num_samples)
+
     def env_steps(self) -> int:
         """Environment steps in RLlib's sense: one step per response."""
         return self.num_samples

@@ -47,7 +47,7 @@ def step_counts(batch: RolloutBatch, learner_metrics: Mapping[str, float]) -> di
         batch: with advantages.
         learner_metrics: of its update; empty before it.
     """
-    trained_of_sample = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples)
+    trained_of_sample = batch.trained_tokens_of_samples
     advantages = np.zeros(batch.num_samples) if batch.advantages is None else batch.advantages.astype(np.float64)
     steps = learner_metrics.get("num_optimizer_steps", 0.0)
     return {
@@ -145,8 +145,7 @@ def lifetime_counts(batch: RolloutBatch, *, prompts_too_long: int, groups_sample
 
 def trained_counts(batch: RolloutBatch) -> dict[str, float]:
     """What a training step adds to the responses trained on: those with a trained token, once for all its epochs."""
-    trained_of_sample = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples)
-    return {NUM_ENV_STEPS_TRAINED_LIFETIME: int(np.count_nonzero(trained_of_sample))}
+    return {NUM_ENV_STEPS_TRAINED_LIFETIME: int(np.count_nonzero(batch.trained_tokens_of_samples))}
 
 
 def evaluation_metrics(batch: RolloutBatch, *, prompts_too_long: int) -> dict[str, float]:

@@ -33,7 +33,7 @@ def require_finite_batch(batch: RolloutBatch) -> None:
     Raises:
         ValueError: names the sample and the value.
     """
-    trained = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples) > 0
+    trained = batch.trained_tokens_of_samples > 0
     per_sample = {"reward": batch.rewards, "advantage": batch.advantages}
     for name, values in per_sample.items():
         if values is None:

@@ -207,8 +207,7 @@ class Update:
     ) -> list[MicroBatch]:
         """This rank's micro-batches. Samples without a trained token have no gradient and are left out."""
         token_sample = as_tensor(batch.token_sample_index)
-        trained_tokens = np.bincount(batch.token_sample_index, weights=batch.loss_mask, minlength=batch.num_samples)
-        trained = np.flatnonzero(trained_tokens)
+        trained = np.flatnonzero(batch.trained_tokens_of_samples)
         lengths = (batch.prompt_lengths + batch.response_lengths)[trained]
         plan = plan_micro_batches(lengths, num_ranks=self._num_ranks, token_budget=self._settings.token_budget)
         shortest = trained[int(np.argmin(lengths))]
