@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from ray import tune
 from rich.console import Console
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from rlhf_algos.commands.errors import message_of
 from rlhf_algos.commands.terminal.measures import MEASURES, heading_for, text_of
-from rlhf_algos.commands.terminal.train_display import Lines, Quiet
+from rlhf_algos.commands.terminal.train_display import Lines, OnTerminal, Quiet
 from rlhf_algos.runs.values import flatten
 
 
@@ -73,24 +73,13 @@ class SweepLines(SweepDisplay):
             self.say(f"trial {number}/{self._trials}  failed: {error}")
 
 
-class SweepTable(SweepDisplay):
+class SweepTable(OnTerminal, SweepDisplay):
     """A live table with a row per trial."""
 
     def __init__(self, console: Console, trials: int, iterations: int) -> None:
         self._console, self._trials, self._iterations = console, trials, iterations
         self._shown: dict[int, ShownTrial] = {}
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._table)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
-
-    @override
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @override
     def started(self, number: int, name: str) -> None:

@@ -70,7 +70,25 @@ class Lines(Quiet):
             self.say(f"iteration {number}/{self._iterations}  {as_line(row)}")
 
 
-class LiveTable(Quiet):
+class OnTerminal(Quiet):
+    """What a terminal shows anew again and again, and messages above it."""
+
+    _console: Console
+    _live: Live
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    @override
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveTable(OnTerminal):
     """A table of the last iterations above a progress bar."""
 
     def __init__(self, console: Console, iterations: int) -> None:
@@ -86,17 +104,6 @@ class LiveTable(Quiet):
         self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("train", total=iterations)
         self._live = Live(self._content(), console=console, refresh_per_second=4)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
-
-    @override
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @override
     def iteration(self, number: int, row: Mapping[str, float]) -> None:
