@@ -30,11 +30,11 @@ class DerivedSettings(ProcessOptions):
         """The directory or hub id of the model."""
         return resolve_model(self.language_model_path)
 
-    def sampling_settings(self, *, greedy: bool = False) -> SamplingSettings:
-        """The settings of this configuration; `greedy` for an evaluation that takes the most probable token."""
-        full = greedy or self.temperature == 0.0
+    def sampling_settings(self) -> SamplingSettings:
+        """The settings of this configuration; `SamplingSettings.greedy` makes greedy ones of them."""
+        full = self.temperature == 0.0
         return SamplingSettings(
-            temperature=0.0 if greedy else self.temperature,
+            temperature=self.temperature,
             top_p=1.0 if full else self.top_p,
             top_k=0 if full else self.top_k,
             max_response_tokens=self.max_response_tokens,

@@ -159,10 +159,10 @@ class ReinforceSCConfig(LanguageModelAlgorithmConfig):
             entropy_coefficient=entropy_coefficient,
         )
 
-    def sampling_settings(self, *, greedy: bool = False) -> SamplingSettings:
+    def sampling_settings(self) -> SamplingSettings:
         """The shared settings, with the head that centering needs."""
-        settings = super().sampling_settings(greedy=greedy)
-        if self.in_evaluation or greedy or not self.score_centering or settings.truncates:
+        settings = super().sampling_settings()
+        if self.in_evaluation or not self.score_centering or settings.truncates:
             return settings
         return settings.with_head(self.head_top_k)
 

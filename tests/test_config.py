@@ -155,7 +155,7 @@ def test_centering_records_a_head_only_where_it_is_needed():
     assert centered().training(head_top_k=7).sampling_settings().record_head == 7
     assert centered().training(score_centering=False).sampling_settings().record_head == 0
     assert centered().sampling(top_p=0.9).sampling_settings().record_head == 0
-    assert centered().sampling_settings(greedy=True).record_head == 0
+    assert centered().sampling_settings().greedy().record_head == 0
     config = centered()
     config.validate()
     assert config.get_evaluation_config_object().sampling_settings().record_head == 0
@@ -206,7 +206,7 @@ def test_sampling_options_reach_the_sampler_and_the_trainer():
     assert (settings.temperature, settings.top_p, settings.top_k) == (0.7, 0.9, 5)
     assert (settings.max_response_tokens, settings.stop_token_ids, settings.record_routes) == (3, (9,), True)
     assert config.get_default_rl_module_spec().model_config["temperature"] == 0.7
-    greedy = config.sampling_settings(greedy=True)
+    greedy = config.sampling_settings().greedy()
     assert (greedy.temperature, greedy.top_p, greedy.top_k) == (0.0, 1.0, 0)
 
 

@@ -44,8 +44,8 @@ class SamplingSettings:
         return self.top_p < 1.0 or self.top_k > 0
 
     def greedy(self) -> SamplingSettings:
-        """The same settings, taking the most probable token each time."""
-        return replace(self, temperature=0.0, top_p=1.0, top_k=0)
+        """The same settings, taking the most probable token each time; it has all mass, so no head is recorded."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0, record_head=0)
 
     def with_head(self, size: int) -> SamplingSettings:
         """The same settings, recording a head of `size` tokens."""
